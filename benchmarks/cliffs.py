@@ -95,7 +95,7 @@ class Idle(ConnectorV2):
 class IdleColumns(ConnectorV2):
     """A column piece that does nothing."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
+    def columns(self, c: Any, xp: Any) -> None:
         pass
 
 

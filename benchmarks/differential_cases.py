@@ -30,7 +30,6 @@ from marl_connectors import (
     AgentIdEncoding,
     Algorithm,
     Callbacks,
-    ColumnConnector,
     Columns,
     ComputeReturnsToGo,
     ConnectorV2,
@@ -184,24 +183,24 @@ def with_pieces(*pieces: Callable[[], Any], learner: Any = (), to_env: Any = (),
 # Pieces, callbacks, modules and learners, as users write them.
 
 
-class Adds(ColumnConnector):
+class Adds(ConnectorV2):
     """A column piece that adds a constant in the batch."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) + np.float32(0.25))
 
 
-class Counts(ColumnConnector):
+class Counts(ConnectorV2):
     """A stateful column piece: it writes the number of its calls to the observations in the episodes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
+    def columns(self, c: Any, xp: Any) -> None:
         self.calls += 1
-        observations = columns.rows.get(Columns.OBS)
-        columns.rows.set(Columns.OBS, (observations + 0.01 * (self.calls % 7)).astype(observations.dtype))
+        observations = c.rows.get(Columns.OBS)
+        c.rows.set(Columns.OBS, (observations + 0.01 * (self.calls % 7)).astype(observations.dtype))
 
     def get_state(self) -> dict[str, Any]:
         return {"calls": self.calls}
@@ -210,24 +209,20 @@ class Counts(ColumnConnector):
         self.calls = state["calls"]
 
 
-class LastReward(ColumnConnector):
+class LastReward(ConnectorV2):
     """A column piece that reads earlier steps, module by module, and writes to the episodes."""
 
-    write_to_episodes = ("obs",)
-
-    def transform(self, batch: Any, *, rows: Any, **kwargs: Any) -> dict[str, Any]:
-        return {"obs": (batch["obs"] + rows.get("rewards", -1, fill=0.0)[:, None]).astype(np.float32)}
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set("obs", (c["obs"] + c.rows.get("rewards", -1, fill=0.0)[:, None]).astype(np.float32))
 
 
-class Centred(ColumnConnector):
+class Centred(ConnectorV2):
     """A column piece that reads the observations of all agents of a step."""
 
-    by_module = False
     looks_at_other_agents = True
-    write_to_episodes = ("obs",)
 
-    def transform(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
-        return {"obs": (batch["obs"] - batch["obs"].mean(axis=0)).astype(np.float32)}
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set("obs", (c["obs"] - c["obs"].mean(axis=0)).astype(np.float32))
 
 
 class Reads(ConnectorV2):
@@ -280,15 +275,15 @@ class RunningReturn(ConnectorV2):
 class RewardsInTens(ConnectorV2):
     """A learner piece on columns."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns["tens"] = np.asarray(columns.rows.get("rewards", fill=0.0)) * 10
+    def columns(self, c: Any, xp: Any) -> None:
+        c["tens"] = np.asarray(c.rows.get("rewards", fill=0.0)) * 10
 
 
 class KeepsLogits(ConnectorV2):
     """A module-to-env piece on columns that adds a column of its own."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns["kept"] = np.asarray(columns["action_dist_inputs"]).sum(axis=-1)
+    def columns(self, c: Any, xp: Any) -> None:
+        c["kept"] = np.asarray(c["action_dist_inputs"]).sum(axis=-1)
 
 
 class Turned(ConnectorV2):

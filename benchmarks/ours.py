@@ -19,14 +19,14 @@ import torch
 import yardstick as y
 from null_envs import NullVariant
 
-from marl_connectors import ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors import Columns, ConnectorV2, PPOConfig
 
 
-class AddsConstant(ColumnConnector):
+class AddsConstant(ConnectorV2):
     """A custom column piece."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) + np.float32(0.25))
 
 
 class SetsObservations(ConnectorV2):

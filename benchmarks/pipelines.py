@@ -149,7 +149,7 @@ def toolkit(case: Case, setup: Setup, meter: Meter, by_piece: bool) -> Iterator[
         pipeline.run = meter.timed(name, pipeline.run)
         for piece_name, piece in zip(pipeline.names(), pipeline, strict=True) if by_piece else ():
             if works_on_columns(piece):
-                piece.on_columns = meter.timed(f"{name}/{piece_name}", piece.on_columns)
+                piece.columns = meter.timed(f"{name}/{piece_name}", piece.columns)
             else:
                 meter.time_calls(f"{name}/{piece_name}", piece)
         pipeline.set_input_spaces(pipeline.input_observation_space, pipeline.input_action_space)

@@ -62,8 +62,8 @@ class AppendAgentIndex(ConnectorV2):
             }
         )
 
-    def on_columns(self, *, columns, **kwargs):
-        rows = columns.rows  # one for each agent of all sub-environments
+    def columns(self, c, xp):
+        rows = c.rows  # one for each agent of all sub-environments
         numbers = [self.agents.index(episode.agent_id) for episode in rows.episodes]
         one_hot = np.eye(len(self.agents), dtype=np.float32)[numbers]
         rows.set(Columns.OBS, np.concatenate([rows.get(Columns.OBS), one_hot], axis=1))

@@ -41,7 +41,7 @@ from .algorithms.sac.rl_module import SACModelConfig as SACModelConfig
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns
-from .connectors.column_connector import ColumnConnector as ColumnConnector
+from .connectors.arguments import argument as argument
 from .connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
 )
@@ -114,7 +114,6 @@ from .connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
 )
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
-from .connectors.tensor_step import TensorStep as TensorStep
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import parts_of, stack, values_per_choice
 from marl_connectors.trees import leaves
@@ -38,7 +39,7 @@ def _is_masked(space: Space) -> bool:
     return values_per_choice(space) is not None
 
 
-def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
+def flat_masks(space: Space | None, masks: Tree, xp: Any = ARRAYS) -> Any:
     """Converts the masks of several rows to one vector a row.
 
     Args:
@@ -48,27 +49,30 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
             arrays, one for each choice, as in Gymnasium. For MultiBinary, it is ``[B, *shape]`` of 0, 1 and 2, as in
             Gymnasium, or two numbers for each bit. For a Dict or Tuple, it is a dict or tuple of masks of the parts.
             Parts that are missing in a dict, are None or are empty arrays allow everything.
+        xp: The namespace of the arrays.
 
     Returns:
         ``[B, n]`` bool, a new array; the masks of parts are concatenated in the space's order. None if the masks do not
         fit the space.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return _flat_masks_of_parts(space, masks)
+        return _flat_masks_of_parts(space, masks, xp)
     lens = values_per_choice(space)
     if isinstance(masks, tuple):
-        parts = _arrays(masks)
+        parts = _arrays(masks, xp)
         if not isinstance(space, spaces.MultiDiscrete) or [part.shape[-1] for part in parts] != lens:
             return None
-        masks = np.concatenate(parts, axis=-1)
-    if not isinstance(masks, np.ndarray) or masks.dtype.kind not in "biuf" or masks.ndim < 2:
+        masks = xp.concat(parts, axis=-1)
+    if xp is ARRAYS and (not isinstance(masks, np.ndarray) or masks.dtype.kind not in "biuf"):
+        return None
+    if masks.ndim < 2:
         return None
     if isinstance(space, spaces.MultiBinary) and masks.shape[1:] == space.shape:
-        bits = masks.reshape(len(masks), -1)
-        return np.stack([bits != 1, bits != 0], axis=-1).reshape(len(masks), -1)
+        bits = masks.reshape(masks.shape[0], -1)
+        return xp.stack([bits != 1, bits != 0], axis=-1).reshape(masks.shape[0], -1)
     if masks.ndim != 2 or (lens is not None and masks.shape[1] != sum(lens)):
         return None
-    return np.not_equal(masks, 0)
+    return masks != 0
 
 
 def is_binary(space: Space, action_space: Space | None) -> bool:
@@ -108,7 +112,7 @@ def mask_of_one_row(mask: Any) -> Any:
     return None if mask is None else np.asarray(mask)[None]
 
 
-def _flat_masks_of_parts(space: spaces.Dict | spaces.Tuple, masks: Tree) -> np.ndarray | None:
+def _flat_masks_of_parts(space: spaces.Dict | spaces.Tuple, masks: Tree, xp: Any) -> Any:
     keys = [key for key, _ in parts_of(space)]
     if isinstance(space, spaces.Dict):
         if not isinstance(masks, dict) or not set(masks) <= set(keys):
@@ -118,17 +122,17 @@ def _flat_masks_of_parts(space: spaces.Dict | spaces.Tuple, masks: Tree) -> np.n
         return None
     else:
         own = list(masks)
-    count = next((len(leaf) for leaf in leaves(masks) if np.ndim(leaf)), 1)
-    found: list[np.ndarray | None] = []
+    count = next((leaf.shape[0] for leaf in leaves(masks) if np.ndim(leaf)), 1)
+    found: list[Any] = []
     for (_, part), mask in zip(parts_of(space), own, strict=True):
         lens = values_per_choice(part)
         if _is_empty(mask):
-            found.append(np.ones((count, sum(lens or ())), bool))
+            found.append(xp.ones((count, sum(lens or ())), dtype=xp.bool))
         else:
-            found.append(None if lens is None else flat_masks(part, mask))
+            found.append(None if lens is None else flat_masks(part, mask, xp))
     if any(flat is None for flat in found):
         return None
-    return np.concatenate(found, axis=1)  # type: ignore[arg-type]
+    return xp.concat(found, axis=1)
 
 
 def _is_empty(mask: Any) -> bool:
@@ -137,14 +141,14 @@ def _is_empty(mask: Any) -> bool:
         return True
     if isinstance(mask, (dict, tuple)):
         return all(map(_is_empty, mask.values() if isinstance(mask, dict) else mask))
-    array = np.asarray(mask)
-    return not array.size or (array.dtype == object and all(item is None for item in array.ravel()))
+    array = mask if hasattr(mask, "shape") else np.asarray(mask)
+    return 0 in array.shape or (array.dtype == object and all(item is None for item in array.ravel()))
 
 
-def _arrays(masks: Any) -> list[np.ndarray]:
+def _arrays(masks: Any, xp: Any) -> list[Any]:
     if isinstance(masks, tuple):
-        return [array for part in masks for array in _arrays(part)]
-    return [np.asarray(masks)]
+        return [array for part in masks for array in _arrays(part, xp)]
+    return [xp.asarray(masks)]
 
 
 def leaves_a_choice(space: Space | None, masks: np.ndarray) -> np.ndarray:
@@ -165,17 +169,20 @@ def _has_only_choices(space: Space | None) -> bool:
     return space is None or values_per_choice(space) is not None
 
 
-def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.ndarray:
+def free_where_nothing_is_left(space: Space | None, masks: Any, xp: Any = ARRAYS) -> Any:
     """Allows all values of choices that allow none, since an agent with such a mask does not act.
 
     Args:
         space: The action space.
-        masks: ``[B, n]`` bool, changed in place.
+        masks: ``[B, n]`` bool. An array is changed in place.
+        xp: The namespace of the masks.
 
     Returns:
-        ``masks``.
+        ``[B, n]`` bool; ``masks`` itself if they are an array.
     """
     lens = values_per_choice(space) or [masks.shape[1]]
+    if xp is not ARRAYS:
+        return xp.concat([part | ~part.any(1, keepdim=True) for part in masks.split(lens, 1)], axis=1)
     if len(lens) == 1:
         some = np.logical_or.reduce(masks, 1)  # `any` calls it through Python
         if False in some.tolist():

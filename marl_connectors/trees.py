@@ -18,6 +18,19 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return optree.tree_map(fn, tree, *others)
 
 
+def read_only(tree: Tree) -> Tree:
+    """Returns read-only views of arrays; all other leaves stay as they are."""
+    return tree_map(_read_only, tree)
+
+
+def _read_only(leaf: Any) -> Any:
+    if type(leaf) is not np.ndarray:
+        return leaf
+    view = leaf.view()
+    view.flags.writeable = False
+    return view
+
+
 def leaves(tree: Tree) -> list[Any]:
     """Returns all leaves in a fixed order."""
     if type(tree) is np.ndarray:

@@ -163,8 +163,8 @@ class LogsOnItems(ConnectorV2):
 
 
 class LogsOnColumns(ConnectorV2):
-    def on_columns(self, *, columns, metrics=None, **kwargs):
-        log(metrics)
+    def columns(self, c, xp):
+        log(c.metrics)
 
 
 def log(metrics):

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from marl_connectors.accelerate.array_forward import BoundForward, bind_forward, can_be_bound
 from marl_connectors.accelerate.unchanged import is_unchanged
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
@@ -110,7 +111,7 @@ class ArrayActing:
         """
         observations: Any = columns.get(Columns.OBS)
         if columns.holders or not forward.accepts(observations):
-            NumpyToTensor().on_columns(columns=columns)
+            NumpyToTensor().columns(columns, ARRAYS)
             call([columns], [out])
             for name, column in out.items():
                 out[name] = tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, column)

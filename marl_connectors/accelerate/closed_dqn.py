@@ -30,7 +30,9 @@ class ClosedValues:
 
     def __init__(self, stack: MemberStack, module: Any):
         """Binds the networks that are trained, and the target networks."""
-        self._own, self._targets = (bind(stack, with_values=module.is_dueling) for bind in (closed_forward, closed_targets))
+        self._own, self._targets = (
+            bind(stack, with_values=module.is_dueling) for bind in (closed_forward, closed_targets)
+        )
         self._module = module
 
     def compute_q_values(self, batch: Mapping[str, Any]) -> Tensor:

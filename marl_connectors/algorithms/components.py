@@ -76,7 +76,7 @@ class PieceMade(State, tag_field="kind", tag="piece"):
             return found
         given = piece._constructed_with
         if given.args is not None and given.kwargs is not None:
-            names = [name for name in inspect.signature(type(piece).__init__).parameters if name != "self"]
+            names = inspect.signature(type(piece)).parameters if given.args else ()
             kwargs = {**dict(zip(names, given.args, strict=False)), **given.kwargs}
             found.arguments = {name: _argument(value) for name, value in kwargs.items()}
         return found

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors import spaces
+from marl_connectors import spaces, tensor_namespace
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.item_adapter import without_last_rows
 from marl_connectors.connectors.item_batch import MAPPING, agent_episodes, item_key, item_names, row_items, stacked
@@ -29,7 +30,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
 
 
 def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
-    """Runs ``piece.on_columns`` on a batch of items, in any phase.
+    """Runs ``piece.columns`` on a batch of items, in any phase.
 
     The pipeline of the piece decides whether the rows are all steps of the episodes or their newest observations only.
     Without a pipeline, the number of items in the batch decides.
@@ -40,14 +41,16 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
     if _is_output_of_one(batch):
         return call_on_items(piece, {DEFAULT_MODULE_ID: batch}, episodes, **common)[DEFAULT_MODULE_ID]
     rl_module = common.get("rl_module")
-    shared = common["shared_data"] = {} if common.get("shared_data") is None else common["shared_data"]
+    shared = {} if common.get("shared_data") is None else common["shared_data"]
+    context = {"rl_module": rl_module, "explore": common.get("explore"), "shared_data": shared}
+    context["metrics"] = common.get("metrics")
     given = _ByHand(piece, batch, episodes, rl_module, shared.get(MAPPING, {}))
     is_alone = RUN_EPISODES not in shared
     shared.setdefault(RUN_EPISODES, episodes if isinstance(episodes, RunEpisodes) else RunEpisodes(episodes))
     try:
         piece.before_columns(given.groups, rl_module)
         for group in given.groups:
-            given.run(piece, group, common)
+            given.run(piece, group, context)
             if group.action_dist_cls is not None:  # the piece has deferred the log-probabilities
                 distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
@@ -135,11 +138,13 @@ class _ByHand:
         self.groups = [self._group(family) for family in families]
         self._given = [dict(group) for group in self.groups]
 
-    def run(self, piece: Any, group: ColumnGroup, common: dict[str, Any]) -> None:
+    def run(self, piece: Any, group: ColumnGroup, context: dict[str, Any]) -> None:
         """Runs a piece on a group. Items without episodes stay as they are if the piece needs their episodes."""
         before = dict(group)
         try:
-            piece.on_columns(columns=group, **common)
+            group.within(**context)
+            is_tensor = any(isinstance(leaf, torch.Tensor) for leaf in leaves(dict(group)))
+            piece.columns(group, tensor_namespace if is_tensor else ARRAYS)
         except UnknownEpisodes:
             if all(share.episode is None for share in self._shares):
                 raise

@@ -19,18 +19,18 @@ from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
 
 
-def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
-    """Returns ``piece.on_columns``; for a user's piece, followed by a check of the columns that it has set."""
+def checked_columns(piece: ConnectorV2) -> Callable[[ColumnGroup, Any], None]:
+    """Returns ``piece.columns``; for a user's piece, followed by a check of the columns that it has set."""
     if type(piece).__module__.startswith("marl_connectors."):
-        return piece.on_columns
+        return piece.columns
 
     return partial(_run_checked, piece)  # a partial can be copied and pickled, a closure cannot
 
 
-def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> None:
+def _run_checked(piece: ConnectorV2, columns: ColumnGroup, xp: Any) -> None:
     progress.begin(piece.in_learner_pipeline)
     rows, before = columns.splits[-1], _known(columns) if columns else {}
-    piece.on_columns(columns=columns, **common)
+    piece.columns(columns, xp)
     if not columns:
         return
     if type(columns.get(Columns.INFOS)) is list:

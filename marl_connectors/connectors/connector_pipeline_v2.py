@@ -13,7 +13,9 @@ from weakref import WeakSet
 import torch
 from gymnasium import Space
 
-from marl_connectors.connectors.column_check import checked_on_columns
+from marl_connectors import tensor_namespace
+from marl_connectors.array_namespace import ARRAYS
+from marl_connectors.connectors.column_check import checked_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
 from marl_connectors.connectors.explain import Explanation, PieceReport, Snapshot
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
@@ -237,22 +239,25 @@ class ConnectorPipelineV2(ConnectorV2):
             ConnectorError: If a piece fails. The error names the pipeline and the piece, and its cause is the piece's
                 own error.
         """
+        shared_data = {} if shared_data is None else shared_data
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
         piece: ConnectorV2 = self
         group: ColumnGroup | None = None
         progress.module_id = None
         try:
-            for piece, on_columns, on_items, before_columns, after_columns in self._steps:
+            for group in batch.groups:
+                group.within(**common)
+            for piece, columns, on_items, before_columns, after_columns in self._steps:
                 if not on_items:
                     if before_columns is not None:
                         group = None
                         before_columns(batch.groups, rl_module)
-                    if on_columns is not None:
+                    if columns is not None:
                         for group in batch.groups:
-                            on_columns(columns=group, **common)
+                            columns(group, namespace(batch.phase))
                     if after_columns is not None:
                         group = None
-                        after_columns(batch.groups, {} if shared_data is None else shared_data)
+                        after_columns(batch.groups, common["shared_data"])
                     batch.phase = piece.phase_after or batch.phase
                     continue
                 group = None
@@ -282,7 +287,9 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         calls: list[BoundCall] = []
         phase = batch.phase
-        for i, (piece, on_columns, on_items, before_columns, after_columns) in enumerate(self._steps):
+        for group in batch.groups:
+            group.within(**common)
+        for i, (piece, columns, on_items, before_columns, after_columns) in enumerate(self._steps):
             if i in range(*pieces.indices(len(self._steps))):
                 if on_items:
                     run = partial(self._work_on_items, piece, batch, phase, episodes, common)
@@ -290,9 +297,9 @@ class ConnectorPipelineV2(ConnectorV2):
                 if before_columns is not None:
                     run = partial(before_columns, batch.groups, common["rl_module"])
                     calls.append(BoundCall(run, self, piece, None))
-                if on_columns is not None:
-                    work = partial(on_columns, **common)
-                    calls += [BoundCall(partial(work, columns=g), self, piece, g) for g in batch.groups]
+                if columns is not None:
+                    xp = namespace(phase)
+                    calls += [BoundCall(partial(columns, g, xp), self, piece, g) for g in batch.groups]
                 if after_columns is not None:
                     run = partial(after_columns, batch.groups, common["shared_data"])
                     calls.append(BoundCall(run, self, piece, None))
@@ -398,7 +405,7 @@ class ConnectorPipelineV2(ConnectorV2):
         one_piece = copy.copy(self)
         reports: list[PieceReport] = []
         for name, step in zip(self.names(), self._steps, strict=True):
-            piece, on_columns, on_items, *_ = step
+            piece, columns, on_items, *_ = step
             if isinstance(piece, ConnectorPipelineV2):
                 try:
                     inner, batch = piece.trace(batch, episodes=episodes, shared_data=shared_data, **common)
@@ -417,7 +424,7 @@ class ConnectorPipelineV2(ConnectorV2):
             after = Snapshot(batch, episodes, keep_values=False)
             form = "items"
             if isinstance(batch, ColumnBatch) and not on_items:
-                form = "idle" if on_columns is None else "columns"
+                form = "idle" if columns is None else "columns"
             reports.append(PieceReport.between(name, form, seconds, before, after))
         return Explanation(type(self).__name__, tuple(reports)), batch
 
@@ -438,11 +445,11 @@ class ConnectorPipelineV2(ConnectorV2):
         self._steps = []
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
-            idle = piece.nothing_on_columns and type(piece).on_columns is ConnectorV2.on_columns
-            on_columns = None if on_items or idle else checked_on_columns(piece)
+            idle = piece.nothing_on_columns and type(piece).columns is ConnectorV2.columns
+            columns = None if on_items or idle else checked_columns(piece)
             before = None if on_items or not _overrides(piece, "before_columns") else piece.before_columns
             after = None if on_items or not _overrides(piece, "after_columns") else piece.after_columns
-            self._steps.append((piece, on_columns, on_items, before, after))
+            self._steps.append((piece, columns, on_items, before, after))
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
         """Adds the agent to all pieces."""
@@ -528,6 +535,11 @@ def runs_pieces(pipeline: Any) -> bool:
         return False
     cls = type(pipeline)
     return cls.run is ConnectorPipelineV2.run and cls.__call__ is ConnectorPipelineV2.__call__
+
+
+def namespace(phase: Phase) -> Any:
+    """Returns the array namespace of the columns of a batch in a phase."""
+    return tensor_namespace if phase is Phase.TENSORS else ARRAYS
 
 
 class BoundCall(NamedTuple):

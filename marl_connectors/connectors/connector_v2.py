@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.checkpoints import Checkpointable
+from marl_connectors.connectors.arguments import argument, check_names, set_arguments, signature_of
 from marl_connectors.connectors.calls_by_hand import call_on_items
 from marl_connectors.connectors.item_batch import agent_episodes_of, item_key
 from marl_connectors.connectors.piece_errors import progress
@@ -17,31 +17,14 @@ from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.errors import ConnectorError, did_you_mean
 from marl_connectors.state import State, fields_of
 from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
+from marl_connectors.validators import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from marl_connectors.connectors.tensor_step import TensorStep
-
-_ACTING_METHODS = (
-    "__call__",
-    "on_columns",
-    "before_columns",
-    "after_columns",
-    "transform",
-    "changed",
-    "given",
-    "give_back",
-    "plan",
-    "prepare",
-    "preprocess",
-    "preprocess_batch",
-)
-"""The methods that decide what a piece does. A class that overrides one of them must override ``on_tensors``, too."""
 
 
 class Arguments:
@@ -68,9 +51,13 @@ class ConnectorV2(Checkpointable):
     * On items, override ``__call__``. It gets the episodes and the batch under construction, a nested dict of lists of
       single items, and may read from and write to both. This form is the most convenient one, but it costs Python code
       for each item. The items of a column are made when the piece first looks at that column.
-    * On columns, override ``on_columns``. It gets arrays with one row for each agent-step. This form is the fast one:
-      a pipeline in which all pieces have it never makes a single item. Around a piece without it, the pipeline converts
-      the batch. ``ColumnConnector`` makes this form as short as the other one.
+    * On columns, override ``columns``. It gets arrays with one row for each agent-step. This form is the fast one: a
+      pipeline in which all pieces have it never makes a single item. Around a piece without it, the pipeline converts
+      the batch.
+
+    >>> class ScaleObservations(ConnectorV2):
+    ...     def columns(self, c, xp):
+    ...         c["obs"] = xp.astype(c["obs"] / 255.0, xp.float32)
 
     A piece that changes spaces overrides ``recompute_output_observation_space`` (or ``..._action_space``).
     """
@@ -78,6 +65,9 @@ class ConnectorV2(Checkpointable):
     _constructed_with = Arguments()
     phase_after: Phase | None = None
     """The phase of the batch after this piece; None if the piece does not change the phase."""
+    puts_observations_in_batch = False
+    """Whether the piece adds ``obs`` to the batch. Pieces before it that change the observation space are assumed to
+    write the observations to the episodes."""
     nothing_on_columns = False
     """True for a piece whose work on items has no counterpart in columns. A pipeline that runs on columns skips it."""
     in_learner_pipeline: bool | None = None
@@ -97,20 +87,39 @@ class ConnectorV2(Checkpointable):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raises an error for an unknown argument, which names the closest one that the constructor accepts."""
-        _check_arguments(cls, kwargs)
+        check_names(cls, kwargs)
         piece = super().__new__(cls)
         piece._constructed_with = Arguments(args, kwargs)
         return piece
 
-    def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = signature_of(cls, ConnectorV2.__init__)  # type: ignore[attr-defined]
+
+    def __init__(
+        self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **arguments: Any
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: The observation space before this piece, if it is known already. A pipeline sets
+                it. With several agents it is a Dict space by agent id.
+            input_action_space: The action space before this piece, in the same form.
+            **arguments: The arguments that the class declares with ``argument``.
+        """
         self._input_observation_space = input_observation_space
         self._input_action_space = input_action_space
         self._observation_space: Space | None = None
         self._action_space: Space | None = None
+        set_arguments(self, arguments)
+        self.begin()
         if input_observation_space is not None or input_action_space is not None:
             self.set_input_spaces(input_observation_space, input_action_space)
 
     # To override.
+
+    def begin(self) -> None:
+        """Prepares what follows from the arguments. The constructor calls it, before it sets the spaces."""
 
     def __call__(
         self,
@@ -123,7 +132,7 @@ class ConnectorV2(Checkpointable):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on items. If the piece has ``on_columns`` only, the items are converted to columns and back.
+        """Works on items. If the piece has ``columns`` only, the items are converted to columns and back.
 
         Args:
             rl_module: The module whose batch is made or whose output is translated: in env runners and policies the
@@ -141,71 +150,47 @@ class ConnectorV2(Checkpointable):
             The batch for the next piece.
 
         Raises:
-            NotImplementedError: If the class overrides neither ``__call__`` nor ``on_columns``.
+            NotImplementedError: If the class overrides neither ``__call__`` nor ``columns``.
         """
-        if type(self).on_columns is ConnectorV2.on_columns:
-            raise NotImplementedError(
-                f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns)."
-            )
+        if type(self).columns is ConnectorV2.columns:
+            raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or columns (on columns).")
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         return call_on_items(self, batch, episodes, **common)
 
-    def on_columns(
-        self,
-        *,
-        rl_module: Any,
-        columns: ColumnGroup,
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """Works on columns: reads and sets ``columns[name]`` (``[B, ...]``) in place.
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
+        """Works on columns: reads and sets ``c[name]`` (``[B, ...]``) in place.
 
-        The pipeline calls it once for each group of agents with like spaces. ``columns.rows.get(name, offset)`` reads
-        the agents' trajectories, and ``columns.rows.set(name, values)`` writes back to them.
+        The pipeline calls it once for each group of agents with like spaces. ``c.rows.get(name, offset)`` reads the
+        agents' trajectories, and ``c.rows.set(name, values)`` writes back to them. ``c.rl_module``, ``c.explore``,
+        ``c.shared_data`` and ``c.metrics`` are the arguments of ``__call__``.
+
+        A piece that computes with functions of ``xp`` alone also becomes part of an exported ONNX program, in which
+        columns and trajectories are tensors.
 
         Args:
-            rl_module: As in ``__call__``.
-            columns: The batch under construction; row ``i`` belongs to agent-step ``i`` of ``columns.rows``.
-            explore: As in ``__call__``.
-            shared_data: As in ``__call__``.
-            metrics: As in ``__call__``.
-            **kwargs: Arguments that newer versions may add.
+            c: The batch under construction; row ``i`` belongs to agent-step ``i`` of ``c.rows``.
+            xp: The array namespace of the columns: numpy, or that of tensors after NumpyToTensor, before TensorToNumpy
+                and while a program is recorded. It has the functions of the array API standard.
         """
-        raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Does in torch what the piece does when agents act, so that it can be recorded into an exported program.
-
-        ``Policy.export_onnx`` calls it and records the operations. A piece that does not override it cannot be
-        exported. A subclass that overrides what a piece does must override this method, too.
-
-        Args:
-            columns: The batch of one step under construction, ``{name: [B, ...]}`` tensors or trees of them, to be
-                changed in place. ``"obs"`` is always present.
-            step: The agents and spaces of the rows, and what is not in the columns: rewards, random numbers, and
-                what the piece remembers from step to step.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: override on_tensors(columns, step).")
+        raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or columns (on columns).")
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Prepares a batch once for all groups. It is called before ``on_columns`` is called for each.
+        """Prepares a batch once for all groups. It is called before ``columns`` is called for each.
 
         Args:
-            groups: The groups that ``on_columns`` gets next, one after another.
+            groups: The groups that ``columns`` gets next, one after another.
             rl_module: As in ``__call__``.
         """
 
     def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
-        """Completes a batch once for all groups. It is called after ``on_columns`` was called for each.
+        """Completes a batch once for all groups. It is called after ``columns`` was called for each.
 
         If several learners update the modules together, each of them calls this method, also a learner without any
         rows. So a piece that needs numbers of all rows can exchange them here, and only here, with
         ``shared_data[RANKS].gather(...)``. In all other methods it sees the rows of its own learner only.
 
         Args:
-            groups: The groups that ``on_columns`` got, which may be none.
+            groups: The groups that ``columns`` got, which may be none.
             shared_data: As in ``__call__``.
         """
 
@@ -439,44 +424,28 @@ class ConnectorV2(Checkpointable):
         return switched
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        given = {} if self._constructed_with.kwargs is None else self._constructed_with.kwargs
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in given.items())})"
 
 
 class InBothPipelines(ConnectorV2):
     """Base of pieces for env-to-module and learner pipelines that must know which of the two they are in.
 
-    The pipeline sets this. ``as_learner_connector`` sets it for a piece outside of a pipeline, or in a plain
-    ``ConnectorPipelineV2``; it must not contradict the pipeline.
+    The pipeline sets this.
+
+    Args:
+        as_learner_connector: Whether the piece is in a learner pipeline, for a piece outside of a pipeline, or in a
+            plain ``ConnectorPipelineV2``. It must not contradict the pipeline; None leaves it to the pipeline.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
-    as_learner_connector: bool | None = None
-    """The constructor's argument; None leaves it to the pipeline."""
+    as_learner_connector: bool | None = argument(default=None)
 
     @property
     def learns(self) -> bool:
         """Whether the piece works on all steps of the episodes, for a train batch."""
         said = self.as_learner_connector
         return bool(self.in_learner_pipeline) if said is None else said
-
-
-class UnknownArgumentError(ConfigError, TypeError):
-    """An argument that a piece's constructor does not accept."""
-
-
-def _check_arguments(cls: type, names: Iterable[str]) -> None:
-    """Checks names of keyword arguments against the parameters of ``cls.__init__``.
-
-    Raises:
-        UnknownArgumentError: If a name is unknown and the constructor has no ``**kwargs``.
-    """
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for name in names:
-        if name not in known:
-            raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
 
 
 def same_state(one: Any, other: Any) -> bool:
@@ -520,19 +489,6 @@ def works_on_columns(piece: ConnectorV2) -> bool:
     """Whether a pipeline runs a piece on columns. The most derived class that has either method decides."""
     for cls in type(piece).__mro__:
         own = vars(cls)
-        if "on_columns" in own or "__call__" in own:
-            return ("on_columns" in own or own.get("nothing_on_columns", False)) and cls is not ConnectorV2
-    return False
-
-
-def has_tensor_form(piece: ConnectorV2) -> bool:
-    """Whether a piece's ``on_tensors`` was written for what the piece does, and not for what a parent class does."""
-    if any(name in vars(piece) for name in (*_ACTING_METHODS, "on_tensors")):
-        return False
-    for cls in type(piece).__mro__:
-        own = vars(cls)
-        if "on_tensors" in own:
-            return cls is not ConnectorV2
-        if any(name in own for name in _ACTING_METHODS):
-            return False
+        if "columns" in own or "__call__" in own:
+            return ("columns" in own or own.get("nothing_on_columns", False)) and cls is not ConnectorV2
     return False

@@ -6,10 +6,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import byte_scale, describe, in_key_order
 from marl_connectors.typing import Tree
@@ -73,8 +72,6 @@ class Flattener:
             raise ConfigError(f"Flattener: expected a space with at least one number, got {describe(space)}.")
         lows, highs = zip(*self._bounds, strict=True)
         self.space = spaces.Box(np.concatenate(lows), np.concatenate(highs), dtype=np.float32)
-        only = self._segments[0]
-        self._plain = len(self._segments) == 1 and only.levels is None and only.scale is None and not only.path
 
     def _add(self, space: Space, path: tuple[Any, ...]) -> None:
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -102,77 +99,44 @@ class Flattener:
         self._bounds.append((low, high))
         self.size += len(low)
 
-    def __call__(self, values: Tree) -> np.ndarray:
+    def __call__(self, values: Tree, xp: Any = ARRAYS) -> Any:
         """Flattens a batch.
 
         Args:
             values: ``[B, ...]`` array or tree of arrays.
+            xp: The namespace of the arrays.
 
         Returns:
             ``[B, size]`` float32; ``values`` itself if it has this shape and dtype already.
         """
-        if self._plain:
-            flat = values.reshape(len(values), self.size)
-            return flat if flat.dtype == np.float32 else flat.astype(np.float32)
-        out = None
+        flat = []
         for path, begin, end, sizes, levels, scale in self._segments:
             part = values
             for key in path:
                 part = part[key]
-            if out is None:
-                out = np.empty((len(part), self.size), np.float32)
-            own = out[:, begin:end]
             if sizes is not None and levels is not None:
-                np.equal(_spread(part, sizes), levels, out=own)
+                flat.append(_one_hot(part, sizes, levels, xp))
             else:
-                own[...] = part if part.shape == own.shape else part.reshape(own.shape)
-                if scale is not None:
-                    own *= scale
-        assert out is not None
-        return out
-
-    def on_tensors(self, values: Tree) -> Tensor:
-        """Flattens a batch of tensors, ``[B, size]`` float32, as a call does with arrays."""
-        flat: list[Tensor] = []
-        for path, begin, end, sizes, levels, scale in self._segments:
-            part = values
-            for key in path:
-                part = part[key]
-            if sizes is None:
-                numbers = part.reshape(part.shape[0], end - begin).float()
+                numbers = xp.astype(part.reshape(part.shape[0], end - begin), xp.float32, copy=False)
                 flat.append(numbers if scale is None else numbers * scale)
-            else:
-                assert levels is not None
-                flat.append(_one_hot_tensors(part, sizes, levels))
-        return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        return flat[0] if len(flat) == 1 else xp.concat(flat, axis=1)
 
 
-def one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: np.ndarray) -> np.ndarray:
+def one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: Any, xp: Any = ARRAYS) -> Any:
     """Returns ``[B, n]`` float32 one-hot vectors of ``[B, ...]`` values; several components are concatenated."""
-    sizes, levels = _levels(space, False)
-    return (_spread(values, sizes) == levels).astype(np.float32)
+    return _one_hot(values, *_levels(space, False), xp)
 
 
-def one_hot_tensors(space: spaces.Discrete | spaces.MultiDiscrete, values: Tensor) -> Tensor:
-    """Returns what ``one_hot`` does, of a tensor."""
-    return _one_hot_tensors(values, *_levels(space, False))
-
-
-def _one_hot_tensors(values: Tensor, sizes: np.ndarray, levels: np.ndarray) -> Tensor:
-    component = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
-    spread = values.reshape(-1, len(sizes)).long()[:, component]
-    return (spread == torch.from_numpy(levels.astype(np.int64))).float()
+def _one_hot(values: Any, sizes: np.ndarray, levels: np.ndarray, xp: Any) -> Any:
+    components = values.reshape(values.shape[0], len(sizes))
+    if len(sizes) > 1:  # repeat each component as often as it has values; one alone broadcasts
+        components = components[:, xp.asarray(np.repeat(np.arange(len(sizes)), sizes))]
+    return xp.astype(xp.astype(components, xp.int64, copy=False) == xp.asarray(levels), xp.float32)
 
 
 def one_hot_size(space: spaces.Discrete | spaces.MultiDiscrete) -> int:
     """Returns the length of a space's one-hot vectors."""
     return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else int(space.n)
-
-
-def _spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Repeats each component as often as it has values: ``[B, n]``, or ``[B, 1]``, which broadcasts to it."""
-    flat = values.reshape(len(values), len(sizes))
-    return flat if len(sizes) == 1 else np.repeat(flat, sizes, axis=1)
 
 
 def _levels(space: spaces.Discrete | spaces.MultiDiscrete, count_from_0: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -373,7 +373,7 @@ def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
     kept.splits = (0, *itertools.compress(kept.splits[1:], present))
     sizes = set(np.diff(kept.splits).tolist())
     kept.rows_per_module = sizes.pop() if len(sizes) == 1 else None
-    own = ColumnGroup(kept)
+    own = ColumnGroup(kept).within_that_of(group)
     own.action_dist_cls, own.holders = group.action_dist_cls, group.holders
     for name, column in group.items():
         own[name] = tree_map(

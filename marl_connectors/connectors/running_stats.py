@@ -197,17 +197,16 @@ class Sources(NamedTuple):
     agents: np.ndarray
 
     @classmethod
-    def of(cls, streams: np.ndarray, rows: Rows, agents: Any) -> Sources:
+    def of(cls, streams: np.ndarray, rows: Rows) -> Sources:
         """Returns the sources of the observations of rows.
 
         Args:
             streams: ``[B]`` the index of each row's stream.
             rows: The rows.
-            agents: The agents of the rows, as ``AgentLookup.of`` returns them.
         """
         numbers = [BY_HAND if (n := env_number_of(episode)) is None else n for episode in rows.episodes]
         by_row = np.repeat(np.array(numbers, np.int64), rows.counts)
-        return cls(slot_of(streams, by_row), by_row, agents.ids, agents.index)
+        return cls(slot_of(streams, by_row), by_row, *rows.agents)
 
     def at(self, index: np.ndarray) -> Sources:
         """Returns the sources of some of the vectors."""

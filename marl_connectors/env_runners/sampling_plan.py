@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from marl_connectors.accelerators import BoundGroup, bind_acting
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.connector_pipeline_v2 import BoundCall, ConnectorPipelineV2, cause_of, runs_pieces
@@ -38,7 +39,7 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
-_NORMALIZES = NormalizeAndClipActions.on_columns
+_NORMALIZES = NormalizeAndClipActions.columns
 _REMEMBERED = 64
 """The number of lane layouts that stay bound, because layouts recur if few agents act at a time or agents change."""
 
@@ -390,7 +391,7 @@ class SamplingPlan:
             to_tensors = list(self._env_to_module)[-1]
             to_tensors.before_columns(layout.given, self._rl_module)
             for columns in layout.given:
-                to_tensors.on_columns(columns=columns, rl_module=self._module_of_pieces)
+                to_tensors.columns(columns, ARRAYS)
         self._prepared = None
 
     def _run(self, calls: Sequence[_Call]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, overload
@@ -14,9 +15,11 @@ from marl_connectors.episodes.rollout import OF_ALL_ROWS, Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean, listed
+from marl_connectors.trees import read_only
 from marl_connectors.typing import ModuleID
 
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
+_FOR_PIECES = ("rl_module", "explore", "shared_data", "metrics", "program")
 RUN_EPISODES = "episodes_of_run"
 """Key in ``shared_data``: the run's RunEpisodes."""
 RANKS = "ranks"
@@ -48,6 +51,8 @@ class NoColumn(KeyError):
 class ColumnGroup(dict[str, Any]):
     """The columns of agents with like spaces: name to ``[B, ...]`` array or tensor, aligned with ``rows``.
 
+    ``group["obs"]`` reads the observations from the trajectories until a piece adds them to the batch.
+
     Attributes:
         rows: The agent-steps of the ``B`` rows, from which the rest of their trajectories can be read.
         module_ids: The modules that have rows here, in order.
@@ -60,15 +65,27 @@ class ColumnGroup(dict[str, Any]):
         action_dist_cls: Set by GetActions when it leaves the log-probabilities to be computed for the whole fragment.
         holders: Column to the modules that output it, for columns that only some of the modules output. The rows of
             the others hold zeros there, which are not recorded.
+        rl_module: The module whose batch is made or whose output is translated: in env runners and policies the
+            RLModule of a single agent, else the MultiRLModule.
+        explore: Whether actions will be sampled; None in a learner pipeline.
+        shared_data: Pieces use this dict to pass data to later pieces of the same step, also to those of the
+            module-to-env pipeline.
+        metrics: A MetricsLogger, or None.
+        program: The program that is recorded for another machine; None in a run.
     """
 
     __slots__ = (
         "action_dist_cls",
+        "explore",
         "holders",
+        "metrics",
         "module_ids",
+        "program",
+        "rl_module",
         "rows",
         "rows_per_module",
         "sequences",
+        "shared_data",
         "splits",
         "stacking",
     )
@@ -83,12 +100,41 @@ class ColumnGroup(dict[str, Any]):
         self.stacking: Any = None
         self.action_dist_cls: type | None = None
         self.holders: Mapping[str, frozenset[ModuleID]] = _NO_HOLDERS
+        self.within()
+
+    def within(
+        self,
+        *,
+        rl_module: Any = None,
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        program: Any = None,
+    ) -> ColumnGroup:
+        """Sets what pieces get beside the columns, and returns the group. The arguments are attributes."""
+        self.rl_module = rl_module
+        self.explore = explore
+        self.shared_data: dict[str, Any] = {} if shared_data is None else shared_data
+        self.metrics = metrics
+        self.program = program
+        return self
+
+    def within_that_of(self, other: ColumnGroup) -> ColumnGroup:
+        """Sets for pieces what another group has, and returns the group."""
+        return self.within(**{name: getattr(other, name) for name in _FOR_PIECES})
+
+    def parts(self) -> list[tuple[ModuleID, slice]]:
+        """Returns each module with the slice of its rows."""
+        bounds = itertools.starmap(slice, itertools.pairwise(self.splits))
+        return list(zip(self.module_ids, bounds, strict=True))
 
     def __missing__(self, name: str) -> Any:
+        if name == Columns.OBS:
+            return read_only(self.rows.get(name))
         raise NoColumn(
             name,
             f"no column {name!r} in the batch. {did_you_mean(name, self)} Columns of the trajectories: "
-            f"columns.rows.get({name!r}).",
+            f"c.rows.get({name!r}).",
         )
 
     def __repr__(self) -> str:
@@ -97,7 +143,7 @@ class ColumnGroup(dict[str, Any]):
 
     def like(self) -> ColumnGroup:
         """Returns a group for the same rows without columns."""
-        group = ColumnGroup(self.rows)
+        group = ColumnGroup(self.rows).within_that_of(self)
         group.module_ids, group.splits, group.rows_per_module = self.module_ids, self.splits, self.rows_per_module
         group.sequences = self.sequences
         return group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,9 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.rollout import Positions, Rollout, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.errors import ConnectorError, EpisodeError, did_you_mean
 from marl_connectors.trees import leaves, tree_map
-from marl_connectors.typing import ModuleID, Tree
+from marl_connectors.typing import AgentID, ModuleID, Tree
 
 
 class RowPart(NamedTuple):
@@ -33,6 +33,18 @@ class RowPart(NamedTuple):
     positions: Positions
     first: np.ndarray
     last: np.ndarray
+
+
+class Agents(NamedTuple):
+    """The agents that some rows belong to.
+
+    Attributes:
+        ids: The agents that have rows, each once; (None,) in single-agent use.
+        index: ``[B]`` the index in ``ids`` of each row's agent.
+    """
+
+    ids: tuple[AgentID | None, ...]
+    index: np.ndarray
 
 
 class Rows:
@@ -53,8 +65,10 @@ class Rows:
 
     __slots__ = (
         "__weakref__",
+        "_agents",
         "_chunks",
         "_episodes",
+        "_kept_for",
         "_last_steps",
         "_length",
         "_whole",
@@ -91,6 +105,8 @@ class Rows:
         self.counted = counted
         self._length = splits[-1]
         self._last_steps: np.ndarray | None = None
+        self._agents: Agents | None = None
+        self._kept_for: dict[tuple[int, int], np.ndarray] = {}
         self._whole: tuple[Rows, int] | None = None
         each = {end - begin for begin, end in itertools.pairwise(splits)}
         self.rows_per_module = each.pop() if len(each) == 1 else None
@@ -126,6 +142,54 @@ class Rows:
     def action_space(self) -> Space:
         """The action space of all agents that have rows here."""
         return self.parts[0].rollout.action_space
+
+    @property
+    def agents(self) -> Agents:
+        """The agents of the rows. A runner's rows stay the same object until an agent joins or leaves."""
+        if self._agents is None:
+            by_episode = [chunk.agent_id for chunk in self.chunks or self.episodes]
+            place = {agent_id: i for i, agent_id in enumerate(dict.fromkeys(by_episode))}
+            index = np.repeat(np.array([place[agent_id] for agent_id in by_episode], np.int64), self.counts)
+            self._agents = Agents(tuple(place), index)
+        return self._agents
+
+    def of_agents(self, values: Any) -> Any:
+        """Returns what belongs to the agent of each row, ``[B, ...]``, or ``[1, ...]`` if it is the same for all.
+
+        Args:
+            values: ``[number of agents, ...]``, in the order of ``agents.ids``.
+        """
+        return values if len(values) == 1 else values[self.agents.index]
+
+    @property
+    def agent_ids(self) -> np.ndarray:
+        """``[B]`` objects: the agent of each row; None in single-agent use."""
+        return self._by_episode([episode.agent_id for episode in self.episodes])
+
+    @property
+    def episode_ids(self) -> np.ndarray:
+        """``[B]`` objects: the id of the (multi-agent) episode."""
+        return self._by_episode([e.id_ if e.agent_id is None else e.multi_agent_episode_id for e in self.episodes])
+
+    @property
+    def t(self) -> np.ndarray:
+        """``[B]`` the env step at which the row was observed."""
+        return self.get(Columns.T)
+
+    @property
+    def terminateds(self) -> np.ndarray:
+        """``[B]`` bool, True in the row of the last step of an episode that was terminated."""
+        return np.repeat([episode.is_terminated for episode in self.episodes], self.counts) & self.last_steps()
+
+    @property
+    def truncateds(self) -> np.ndarray:
+        """``[B]`` bool, True in the row of the last step of an episode that was truncated."""
+        return np.repeat([episode.is_truncated for episode in self.episodes], self.counts) & self.last_steps()
+
+    def _by_episode(self, items: list[Any]) -> np.ndarray:
+        values = np.empty(len(items), object)
+        values[:] = items
+        return np.repeat(values, self.counts)
 
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
@@ -255,6 +319,58 @@ class Rows:
             return found[0]
         values = tree_map(lambda *leaves: np.concatenate(leaves), *(values for values, _ in found))
         return values, np.concatenate([reached for _, reached in found])
+
+    def recent(
+        self, column: str, n: int, *, newest: int, who: str, each: Callable[[Tree], np.ndarray] | None = None
+    ) -> Tree:
+        """Returns the ``n`` newest items of a column, ``[B, n, ...]``, oldest first; zeros before the beginning.
+
+        Args:
+            column: A column of the trajectories.
+            n: The number of items.
+            newest: The offset of the last item: 0 for the row's own (for observations), -1 for the one before (for
+                actions and rewards).
+            who: The piece, for messages.
+            each: A function of ``[N, ...]`` items whose results are returned in their place.
+
+        Raises:
+            ConnectorError: If the episode has earlier items that its lookback does not keep.
+        """
+        parts = self.parts
+        found = [_recent(part, column, n, newest) for part in parts] or [self._one_by_one(column, n, newest)]
+        values, reached = found[0]
+        if len(found) > 1:
+            values = tree_map(lambda *leaves: np.concatenate(leaves), *(values for values, _ in found))
+            reached = np.concatenate([reached for _, reached in found])
+        is_whole = reached.all()
+        if not is_whole:
+            self._check_beginnings(parts, ~reached[:, 0], column, n, newest, who)
+        if each is None:
+            return values
+        size = len(reached)
+        made = each(tree_map(lambda leaf: leaf.reshape(size * n, *leaf.shape[2:]), values))
+        made = made.reshape(size, n, *made.shape[1:])
+        return made if is_whole else made * reached.reshape(size, n, *[1] * (made.ndim - 2))
+
+    def _one_by_one(self, column: str, n: int, newest: int) -> tuple[Tree, np.ndarray]:
+        """Reads the items of episodes that are in no rollout."""
+        steps = [self.reach(column, offset) for offset in range(newest - n + 1, newest + 1)]
+        values = tree_map(lambda *leaves: np.stack(leaves, axis=1), *(values for values, _ in steps))
+        return values, np.stack([reached for _, reached in steps], axis=1)
+
+    def _check_beginnings(
+        self, parts: Sequence[RowPart], short: np.ndarray, column: str, n: int, newest: int, who: str
+    ) -> None:
+        """Checks that missing items are from before the episode, once for the same episodes."""
+        first = parts[0].first if parts else None
+        if first is not None and self._kept_for.get((n, newest)) is first:
+            return
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        episodes = self.episodes
+        for i in np.unique(owners[short]).tolist():
+            check_beginning(episodes[i], column, n, newest, who)
+        if first is not None and len(parts) == 1 and self.acted is None:
+            self._kept_for[n, newest] = first
 
     def reached(self, offset: int) -> np.ndarray:
         """Returns ``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
@@ -419,3 +535,57 @@ def _wanted(part: RowPart, offset: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the positions of the rows at an offset, and whether they belong to the same agent episode."""
     wanted = _positions(part) + offset * part.rollout.num_lanes
     return wanted, (wanted >= part.first) & (wanted <= part.last)
+
+
+def _recent(part: RowPart, column: str, n: int, newest: int) -> tuple[Tree, np.ndarray]:
+    """Reads the items of all rows and offsets in one gather. Returns them, and which of them exist (``[B, n]``)."""
+    rollout, positions = part.rollout, part.positions
+    if isinstance(positions, slice):
+        recent = _recent_of_run(part, positions, column, n, newest)
+        if recent is not None:
+            return recent
+        positions = np.arange(positions.start, positions.stop, positions.step)
+    here = positions[:, None]
+    wanted = here + rollout.num_lanes * np.arange(newest - n + 1, newest + 1)
+    reached = wanted >= part.first[:, None]
+    all_reached = reached.all()
+    values = rollout.read(column, (wanted if all_reached else np.where(reached, wanted, here)).ravel())
+
+    def arranged(leaf: np.ndarray) -> np.ndarray:
+        leaf = leaf.reshape(*wanted.shape, *leaf.shape[1:])
+        if not all_reached:
+            leaf[~reached] = 0
+        return leaf
+
+    return tree_map(arranged, values), reached
+
+
+def _recent_of_run(part: RowPart, run: slice, column: str, n: int, newest: int) -> tuple[Tree, np.ndarray] | None:
+    """Reads rows in one slice with one copy for each offset; returns None if some do not reach back that far."""
+    rollout, lanes = part.rollout, part.rollout.num_lanes
+    begin = run.start + (newest - n + 1) * lanes
+    if run.step not in (None, 1) or (begin + np.arange(run.stop - run.start) < part.first).any():
+        return None
+    if not rollout.is_uniform(column, slice(begin, run.stop + newest * lanes)):
+        return None
+    size = run.stop - run.start
+    steps = [rollout.read(column, slice(start, start + size)) for start in range(begin, begin + n * lanes, lanes)]
+    values = tree_map(lambda *leaves: np.stack(leaves, axis=1), *steps)
+    return values, np.ones((size, n), bool)
+
+
+def check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:
+    """Raises a ConnectorError if an episode has items from before its lookback, which it does not keep."""
+    kept = episode.storage.lookback
+    if episode.t_started <= kept:
+        return
+    wanted = n - 1 if newest == 0 else n
+    name, steps = "observations" if column == Columns.OBS else column, "step" if wanted == 1 else f"{wanted} steps"
+    raise ConnectorError(
+        f"{who}: needs {name} of the last {steps}, but {_name(episode)} had {episode.t_started} steps "
+        f"before this chunk, of which {kept} are kept. Set .env_runners(episode_lookback_horizon={wanted}) or more."
+    )
+
+
+def _name(episode: SingleAgentEpisode) -> str:
+    return f"episode {episode.id_!r}" if episode.agent_id is None else f"the episode of agent {episode.agent_id!r}"

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors import ColumnConnector, Columns, ConnectorV2, PPOConfig, RLModuleSpec
+from marl_connectors import Columns, ConnectorV2, PPOConfig, RLModuleSpec
 from marl_connectors.accelerate import acting, array_forward, array_layers
 from marl_connectors.accelerate.array_forward import bind_forward
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
@@ -44,15 +44,15 @@ def relu(config):
 class Same(ConnectorV2):
     """Changes nothing."""
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         pass
 
 
 class Shifted(ConnectorV2):
     """Writes other observations to the batch, as float64."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.OBS] = columns.rows.get(Columns.OBS) + 0.25
+    def columns(self, c, xp):
+        c[Columns.OBS] = c.rows.get(Columns.OBS) + 0.25
 
 
 class Written(ConnectorV2):
@@ -60,9 +60,9 @@ class Written(ConnectorV2):
 
     calls = 0
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) * np.float32(1 + self.calls % 3))
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) * np.float32(1 + self.calls % 3))
 
     def get_state(self):
         return {"calls": self.calls}
@@ -104,15 +104,15 @@ class ShiftedItems(ConnectorV2):
 class AddsColumn(ConnectorV2):
     """Gives modules more than observations."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns["more"] = columns.rows.get(Columns.OBS)
+    def columns(self, c, xp):
+        c["more"] = c.rows.get(Columns.OBS)
 
 
 class ActionsAgain(ConnectorV2):
     """Puts other actions in the place of those that were chosen."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.ACTIONS] = np.zeros_like(columns[Columns.ACTIONS])
+    def columns(self, c, xp):
+        c[Columns.ACTIONS] = np.zeros_like(c[Columns.ACTIONS])
 
 
 class Unchanged(DefaultPPORLModule):
@@ -430,8 +430,8 @@ class Squares(ConnectorV2):
         box = spaces.Box(-1.0, 1.0, (3, 3, 3), np.float32)
         return spaces.Dict(dict.fromkeys(input_observation_space.spaces, box))
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.OBS] = np.zeros((len(columns.rows), 3, 3, 3), np.float32)
+    def columns(self, c, xp):
+        c[Columns.OBS] = np.zeros((len(c.rows), 3, 3, 3), np.float32)
 
 
 def images(config):
@@ -484,7 +484,7 @@ def method_of_all_modules(runner, seen):
 
 def method_of_a_piece(runner, seen):
     piece = runner.module_to_env[GetActions]
-    piece.on_columns = lambda **kwargs: seen.append(1) or GetActions.on_columns(piece, **kwargs)
+    piece.columns = lambda c, xp: seen.append(1) or GetActions.columns(piece, c, xp)
     runner.module_to_env.set_input_spaces(None, None)
 
 
@@ -568,16 +568,16 @@ class AsksTheModule(ConnectorV2):
         return batch
 
 
-class AsksTheModuleOnColumns(ColumnConnector):
+class AsksTheModuleOnColumns(ConnectorV2):
     """Notes the module that it gets, on columns."""
 
     def __init__(self, seen):
         super().__init__()
         self.seen = seen
 
-    def transform(self, batch, *, rl_module, **kwargs):
-        self.seen.append(rl_module)
-        return {}
+    def columns(self, c, xp):
+        self.seen.append(c.rl_module)
+        pass
 
 
 @pytest.mark.parametrize("piece", [AsksTheModule, AsksTheModuleOnColumns])

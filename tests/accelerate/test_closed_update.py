@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv
-from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, RLModuleSpec
+from marl_connectors import ConnectorV2, MAPPOConfig, PPOConfig, RLModuleSpec
 from marl_connectors.accelerate.closed_update import ClosedUpdate
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
@@ -47,23 +47,23 @@ class ByAutograd(Descends):
         return super().compute_loss_for_stacked_modules(**given)
 
 
-class Masks(ColumnConnector):
+class Masks(ConnectorV2):
     """Forbids some actions, never the one that was taken."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        actions = rows.get("actions")
+    def columns(self, c, xp):
+        actions = c.rows.get("actions")
         mask = np.random.default_rng(0).random((len(actions), sum(self.sizes))) < 0.6
         ends = np.cumsum([0, *self.sizes])
         for i, chosen in enumerate(actions.reshape(len(mask), -1).T):
             mask[np.arange(len(mask)), ends[i] + chosen] = True
-        return {"action_mask": mask}
+        c["action_mask"] = mask
 
 
-class Skips(ColumnConnector):
+class Skips(ConnectorV2):
     """Takes a third of the steps out of the loss."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        return {"loss_mask": batch["loss_mask"] & (np.random.default_rng(1).random(len(rows)) < 0.7)}
+    def columns(self, c, xp):
+        c["loss_mask"] = c["loss_mask"] & (np.random.default_rng(1).random(len(c.rows)) < 0.7)
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class Counter(ConnectorV2):
         super().__init__()
         self.calls = 0
 
-    def on_columns(self, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
 
     def get_state(self):

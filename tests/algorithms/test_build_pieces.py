@@ -21,8 +21,8 @@ class LooksBack(ConnectorV2):
 
     lookback = 3
 
-    def on_columns(self, *, columns, **kwargs):
-        columns["three_back"] = columns.rows.get("rewards", -3, fill=0.0)
+    def columns(self, c, xp):
+        c["three_back"] = c.rows.get("rewards", -3, fill=0.0)
 
 
 def test_a_learner_piece_that_looks_back_lengthens_the_runners_lookback():
@@ -38,7 +38,7 @@ class Named(ConnectorV2):
         super().__init__()
         self.number = number
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         """Nothing."""
 
 
@@ -63,7 +63,7 @@ class Shift(ConnectorV2):
         self.by = 0
         self.used = []
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         self.used.append(self.by)
 
     def get_state(self):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers.episodes.observation_histories import AGENTS, HISTORIES, MAPPINGS, MODULES, acting, assert_same
 from helpers.examples import examples
 from marl_connectors import Columns, RLModule
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.connector_v2 import item_key
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
@@ -189,7 +190,7 @@ def test_items_and_columns_are_the_same(histories, mapping, kinds, data):
         rows = rows_of_episodes(of_kind, MODULES, last_only=True)
         rows.acted = None
         group = ColumnGroup(rows)
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
         assert set(group) == {MASK} and group[MASK].dtype == bool
         given_to = {id(e): pair for e, pair in zip(of_kind, before, strict=True)}
         for episode, mask in zip(rows.episodes, group[MASK], strict=True):
@@ -260,7 +261,12 @@ def dict_with(mask_space, **parts):
         (dict_with(spaces.Discrete(4), o=BOX), ACTIONS, {}, r"must have 4 numbers.* but is Discrete\(4\)"),
         (dict_with(BOX), spaces.Discrete(2), {}, "has no part but its mask"),
         (BOX, ACTIONS, {"source": "observations"}, "no observation has a part 'action_mask'"),
-        (BOX, ACTIONS, {"source": "info"}, "source must be one of auto, observations, infos, not 'info'"),
+        (
+            BOX,
+            ACTIONS,
+            {"source": "info"},
+            "source: expected 'auto', 'observations' or 'infos', got 'info'",
+        ),
         (BOX, ACTIONS, {"observation_key": "action_mask"}, "are both 'action_mask'"),
     ],
 )

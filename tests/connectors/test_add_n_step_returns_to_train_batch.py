@@ -5,6 +5,7 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import AddNStepReturnsToTrainBatch
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
@@ -39,7 +40,7 @@ def test_targets_are_sums_over_the_steps_that_follow(seed):
     n_step, gammas = int(rng.integers(1, 5)), {m: float(rng.uniform(0.5, 1)) for m in buffer.module_ids}
     piece = AddNStepReturnsToTrainBatch(n_step=n_step, gamma=gammas.__getitem__)
     group = ColumnGroup(buffer.sample(40, n_step=n_step).rows(buffer.module_ids))
-    piece.on_columns(columns=group)
+    piece.columns(group, ARRAYS)
     observations = group.rows.get(Columns.OBS)
     for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
         where = {
@@ -63,5 +64,5 @@ def test_rows_of_episodes_are_refused():
     algo = small_config(LifeEnv).build_algo()
     (group,) = algo.learner.make_batch(algo.env_runner.sample(num_timesteps=10)).groups
     with pytest.raises(ConnectorError, match="drawn from a replay buffer, but these come from episodes"):
-        AddNStepReturnsToTrainBatch().on_columns(columns=group)
+        AddNStepReturnsToTrainBatch().columns(group, ARRAYS)
     algo.stop()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.learner.add_next_observations_from_episodes_to_train_batch import (
     AddNextObservationsFromEpisodesToTrainBatch,
 )
@@ -31,7 +32,7 @@ def rows_of(*observed, lookback=0):
 
 def next_of(rows):
     columns = ColumnGroup(rows)
-    AddNextObservationsFromEpisodesToTrainBatch().on_columns(columns=columns)
+    AddNextObservationsFromEpisodesToTrainBatch().columns(columns, ARRAYS)
     return columns["new_obs"][:, 0].tolist()
 
 
@@ -48,5 +49,5 @@ def test_rows_of_last_observations_may_have_been_dropped_before():
 def test_what_an_earlier_piece_has_added_stays():
     columns = ColumnGroup(rows_of([1, 2]))
     columns["new_obs"] = np.full((2, 1), 5.0)
-    AddNextObservationsFromEpisodesToTrainBatch().on_columns(columns=columns)
+    AddNextObservationsFromEpisodesToTrainBatch().columns(columns, ARRAYS)
     assert columns["new_obs"].tolist() == [[5.0], [5.0]]

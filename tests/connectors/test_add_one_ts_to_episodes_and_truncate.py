@@ -17,6 +17,7 @@ from helpers.episodes.multi_agent_histories import (
     play,
 )
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline
@@ -153,7 +154,7 @@ def test_a_write_to_the_artificial_step_reaches_no_neighbour_in_a_rollout():
 def test_a_mask_that_a_later_piece_changes_is_not_which_rows_were_acted_on():
     rows = rows_of_episodes([episode_of(2, 0)], ["default_policy"])
     columns = ColumnGroup(rows)
-    AddOneTsToEpisodesAndTruncate().on_columns(columns=columns)
+    AddOneTsToEpisodesAndTruncate().columns(columns, ARRAYS)
     columns["loss_mask"][0] = False
     assert rows.acted.tolist() == [True, True, False]
 

@@ -3,6 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.episodes.observation_histories import newest, play
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.env_to_module.agent_id_encoding import AgentIdEncoding
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -64,6 +65,6 @@ def test_the_number_of_each_row_is_its_agents():
     group = newest(play(HISTORY * 3, MAPPING, space))
     piece = AgentIdEncoding(everyone, spaces.Dict(dict.fromkeys("abcd", spaces.Discrete(4))))
     for _ in range(2):  # the second time from memory
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
         found = group.rows.get("obs")[:, 2:].argmax(1)
         assert ["abcd"[i] for i in found] == [episode.agent_id for episode in group.rows.episodes]

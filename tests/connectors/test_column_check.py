@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from helpers.episodes.multi_agent_histories import AGENTS, MODULES, columns_of, make_modules, play
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import learner_pipeline
@@ -29,8 +28,8 @@ def column_piece(work):
     """A piece that does ``work(columns)``."""
 
     class Mine(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            work(columns)
+        def columns(self, c, xp):
+            work(c)
 
     return Mine()
 
@@ -130,11 +129,11 @@ def test_written_back_items_must_be_one_for_each_row(values, on_items):
 class Masks(ConnectorV2):
     """Steps with odd numbers, and every episode's last one, are not trained on."""
 
-    def on_columns(self, *, columns, **kwargs):
-        mask = columns["loss_mask"].copy()
+    def columns(self, c, xp):
+        mask = c["loss_mask"].copy()
         mask[::2] = False
-        mask[columns.rows.last_steps()] = False
-        columns["loss_mask"] = mask
+        mask[c.rows.last_steps()] = False
+        c["loss_mask"] = mask
 
 
 def rows_agree(columns):
@@ -148,16 +147,16 @@ def rows_agree(columns):
     columns["advantages"] = columns["advantages"] * 1
 
 
-class Agrees(ColumnConnector):
-    def transform(self, batch, *, rows, module_id, **kwargs):
-        assert len(rows) == len(batch["obs"]) == sum(rows.counts)
-        assert np.array_equal(rows.get("obs"), batch["obs"].numpy())
-        assert np.array_equal(rows.terminateds, batch["terminateds"].numpy())
-        assert np.array_equal(rows.truncateds, batch["truncateds"].numpy())
-        assert {COLOURS[agent] for agent in rows.agent_ids} <= {module_id}
-        assert rows.acted.all()
+class Agrees(ConnectorV2):
+    def columns(self, c, xp):
+        assert len(c.rows) == len(c["obs"]) == sum(c.rows.counts)
+        assert np.array_equal(c.rows.get("obs"), c["obs"].numpy())
+        assert np.array_equal(c.rows.terminateds, c["terminateds"].numpy())
+        assert np.array_equal(c.rows.truncateds, c["truncateds"].numpy())
+        for module_id, part in c.parts():
+            assert {COLOURS[agent] for agent in c.rows.agent_ids[part]} <= {module_id}
+        assert c.rows.acted.all()
         self.seen = True
-        return {}
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -276,15 +275,6 @@ def test_errors_on_columns_name_what_is_known_and_whose_row_it_is(work, message,
         train_batch(pipeline, episodes, on_items)
 
 
-def test_one_modules_rows_name_the_agent_too():
-    class Before(ColumnConnector):
-        def transform(self, batch, *, rows, module_id, **kwargs):
-            return {} if module_id == "red" else {"x": rows.get("rewards", -1)}
-
-    with pytest.raises(ConnectorError, match=r"failed for module 'green'.* the first is of agent 'b' \(module 'green'"):
-        run(Before())
-
-
 @pytest.mark.parametrize("on_items", [False, True])
 def test_steps_that_were_not_kept_are_an_error_with_a_fill_too(on_items):
     pipeline = LearnerConnectorPipeline(connectors=[column_piece(lambda c: c.rows.get("rewards", -2, fill=0.0))])
@@ -304,9 +294,9 @@ def test_steps_that_were_not_kept_are_an_error_for_one_module_of_several():
             observed, dict.fromkeys(acting, 0), dict.fromkeys(acting, 1.0), extra_model_outputs=outputs
         )
 
-    class Before(ColumnConnector):
-        def transform(self, batch, *, rows, module_id, **kwargs):
-            return {"x": rows.get("rewards", -1, fill=0.0)}
+    class Before(ConnectorV2):
+        def columns(self, c, xp):
+            c["x"] = c.rows.get("rewards", -1, fill=0.0)
 
     with pytest.raises(ConnectorError, match=r"only 0 were kept"):
         run(Before(), episodes=cut)
@@ -340,29 +330,9 @@ def test_an_agent_at_which_a_loop_was_left_is_not_blamed_for_what_comes_later():
             run(item_piece(work))
 
 
-def test_a_module_that_failed_before_is_not_blamed():
-    class Fails(ColumnConnector):
-        def transform(self, batch, *, module_id, **kwargs):
-            if module_id == "green":
-                raise ValueError("by hand")
-            return {}
-
-    (group,) = columns_of(play(HISTORIES, COLOURS), train=True).groups
-    with pytest.raises(ValueError, match="by hand"):
-        Fails().on_columns(rl_module=None, columns=group)
-
-    def catches(columns):
-        with pytest.raises(ValueError, match="by hand"):
-            Fails().on_columns(rl_module=None, columns=columns)
-
-    for before in ((), (column_piece(catches),)):
-        with pytest.raises(ConnectorError, match="failed for modules 'red', 'green', 'blue': ZeroDivisionError"):
-            run(*before, column_piece(lambda columns: 1 / 0))
-
-
 def test_a_piece_that_names_itself_is_named_once():
     class Named(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
+        def columns(self, c, xp):
             raise ConnectorError("Named: expected more.")
 
     with pytest.raises(ConnectorError, match=r"^ConnectorPipelineV2: Named for modules [^:]*: expected more\.$"):
@@ -398,28 +368,10 @@ def test_no_item_is_odd_where_only_the_number_of_them_is_wrong():
     assert "The first item" not in str(caught.value)
 
 
-# What a ColumnConnector gets.
-
-
-def test_what_a_column_connector_reads_cannot_be_written_to_but_may_be_returned():
-    class Writes(ColumnConnector):
-        def transform(self, batch, *, rows, module_id, **kwargs):
-            for array in (batch["obs"], batch["x"]["a"], rows.get("obs"), rows.get("rewards", -1, fill=0.0), rows.t):
-                with pytest.raises(ValueError, match="read-only"):
-                    array[:] = 0
-            return {"obs": batch["obs"], "x": batch["x"], "rewards": rows.get("rewards")[:, None]}
-
-    (group,) = run(column_piece(lambda columns: columns.update(x={"a": np.zeros(len(columns.rows))})), Writes()).groups
-    for array in (group["obs"], group["x"]["a"], group["rewards"]):
-        assert array.flags.writeable
-    group["obs"][:] = -1.0
-    assert not (group.rows.get("obs") == -1.0).all()
-
-
 def test_reading_a_column_that_is_not_there_is_an_episode_error():
     (group,) = columns_of(play(HISTORIES, COLOURS), train=True).groups
     with pytest.raises(EpisodeError, match=r"Known|Did you mean"):
         group.rows.get("action_log")
-    with pytest.raises(KeyError, match="no column 'obs'"):
-        group["obs"]
+    with pytest.raises(KeyError, match="no column 'action_log'"):
+        group["action_log"]
     assert group.get("obs") is None

@@ -245,7 +245,7 @@ def test_a_subclass_that_overrides_call_works_on_items_and_one_with_on_columns_o
             return super().__call__(**kwargs)
 
     class OnColumns(BatchIndividualItems):
-        def on_columns(self, **kwargs):
+        def columns(self, c, xp):
             seen.append("columns")
 
     run = ConnectorPipelineV2(connectors=[OnItems(), OnColumns(multi_agent=True)]).run
@@ -548,7 +548,7 @@ def test_an_agent_that_an_earlier_piece_has_left_off_at_is_not_blamed():
 
 def test_a_failing_column_piece_names_its_modules():
     class Fails(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
+        def columns(self, c, xp):
             raise ZeroDivisionError("by hand")
 
     message = (

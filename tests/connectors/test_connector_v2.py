@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -121,8 +122,8 @@ def test_a_piece_works_out_its_output_spaces():
 def test_a_piece_without_either_method_says_what_to_override():
     with pytest.raises(NotImplementedError, match="ConnectorV2: override __call__"):
         ConnectorV2()(rl_module=None, batch={}, episodes=[])
-    with pytest.raises(NotImplementedError, match="on_columns"):
-        ConnectorV2().on_columns(rl_module=None, columns=None)
+    with pytest.raises(NotImplementedError, match="columns \\(on columns\\)"):
+        ConnectorV2().columns(None, ARRAYS)
 
 
 def test_like_states_are_merged_and_others_need_a_piece_that_knows_how():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from marl_connectors import Columns, GetActions, NumpyToTensor, TensorToNumpy
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors import device_columns
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
@@ -34,7 +35,7 @@ def test_all_arrays_of_all_groups_go_in_one_copy_and_all_else_stays():
     piece = NumpyToTensor(device="meta")
     piece.before_columns(groups, None)
     for own in groups:
-        piece.on_columns(columns=own)
+        piece.columns(own, ARRAYS)
     assert transfer(META).num_to_device == before + 1
     first, empty, last = groups
     assert first["names"] is names and first["infos"] is infos and first["there"].is_cpu
@@ -69,7 +70,7 @@ def test_on_the_cpu_tensors_stay_where_they_are(piece, monkeypatch):
 def test_arrays_share_the_memory_of_tensors_on_the_cpu_but_for_half_precision():
     tensor, half = torch.zeros(2), torch.tensor([1.5, -2.0]).bfloat16()
     own = group(2, a=tensor, b=half, c={"d": torch.ones(2, requires_grad=True)})
-    TensorToNumpy().on_columns(columns=own)
+    TensorToNumpy().columns(own, ARRAYS)
     assert np.shares_memory(own["a"], tensor.numpy())
     assert own["b"].dtype == np.float32 and own["b"].tolist() == [1.5, -2.0]
     assert own["c"]["d"].tolist() == [1.0, 1.0]

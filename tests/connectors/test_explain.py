@@ -13,7 +13,6 @@ import torch
 from helpers.custom_pieces import AddLastRewardToObservations, MortalEnv, config
 from helpers.episodes.multi_agent_histories import columns_of, make_modules, play
 from marl_connectors.algorithms.algorithm import explain_algorithm
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
@@ -48,13 +47,13 @@ class Counts(ConnectorV2):
         self.calls = state["calls"]
 
 
-class Doubles(ColumnConnector):
+class Doubles(ConnectorV2):
     """Doubles observations where they lie, halves a copy, and drops a column."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns["half"] = columns["obs"] / 2
-        columns["obs"] *= 2
-        columns.pop("extra", None)
+    def columns(self, c, xp):
+        c["half"] = c["obs"] / 2
+        c["obs"] *= 2
+        c.pop("extra", None)
 
 
 class AddsExtra(ConnectorV2):
@@ -64,11 +63,9 @@ class AddsExtra(ConnectorV2):
         return batch
 
 
-class Overwrites(ColumnConnector):
-    write_to_episodes = ("obs",)
-
-    def transform(self, batch, *, rows, **kwargs):
-        return {"obs": batch["obs"] + 1}
+class Overwrites(ConnectorV2):
+    def columns(self, c, xp):
+        c.rows.set("obs", c["obs"] + 1)
 
 
 def acting(episodes=None):
@@ -199,9 +196,9 @@ def test_what_cannot_be_copied_is_an_error_that_says_so():
 
 def test_the_table_fits_a_terminal_and_the_dict_is_json():
     class AddsManyLongNames(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
+        def columns(self, c, xp):
             for i in range(5):
-                columns[f"a_column_with_a_rather_long_name_number_{i}" * (1 + 3 * (i == 4))] = np.zeros((4, 1))
+                c[f"a_column_with_a_rather_long_name_number_{i}" * (1 + 3 * (i == 4))] = np.zeros((4, 1))
 
     class APieceWhoseNameIsLongerThanThereIsRoomForInAnyTable(Overwrites):
         pass
@@ -231,8 +228,8 @@ def test_the_table_fits_a_terminal_and_the_dict_is_json():
 
 def test_trees_are_shown_leaf_by_leaf():
     class Splits(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            columns["tree"] = {"x": np.zeros((4, 2)), "y": (np.zeros(4, np.int8),)}
+        def columns(self, c, xp):
+            c["tree"] = {"x": np.zeros((4, 2)), "y": (np.zeros(4, np.int8),)}
 
     (report,) = EnvToModulePipeline(connectors=[Splits()]).explain(**acting())
     assert [(shape.leaf, shape.shape, shape.dtype) for shape in report.after] == [
@@ -369,11 +366,11 @@ def test_pieces_can_log_where_they_are_explained():
 
 
 def test_all_rows_of_a_column_that_was_written_count_whatever_their_values():
-    class OnlyTheFirst(ColumnConnector):
-        def on_columns(self, *, columns, **kwargs):
-            observations = columns.rows.get("obs").copy()
+    class OnlyTheFirst(ConnectorV2):
+        def columns(self, c, xp):
+            observations = c.rows.get("obs").copy()
             observations[0] += 1
-            columns.rows.set("obs", observations)
+            c.rows.set("obs", observations)
 
     (piece,) = EnvToModulePipeline(connectors=[OnlyTheFirst()]).explain(**acting())
     assert piece.written_before == piece.written_after == (ColumnShape(RGB, "obs", "", (4, 3), "float32", "cpu"),)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.env_to_module import flatten_observations
 from marl_connectors.connectors.flattening import Flattener
@@ -131,13 +132,13 @@ def test_agents_with_like_spaces_are_all_named_or_none_of_them():
     both = spaces.Dict({"x": SPACE, "y": SPACE, "z": SPACE})
     piece = FlattenObservations(both, spaces.Discrete(2), multi_agent=True, agent_ids=["x", "y"])
     group = rows_of(["x", "y"])
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     assert group.rows.get("obs").tolist() == [FLAT] * 4
     group = rows_of(["z"])
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     assert set(group.rows.get("obs")) == {"a", "b", "c"}
     with pytest.raises(ConnectorError, match=r"agent_ids names 'x', but not 'z', whose spaces are the same"):
-        piece.on_columns(rl_module=None, columns=rows_of(["x", "z"]))
+        piece.columns(rows_of(["x", "z"]), ARRAYS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
 from marl_connectors.connectors.learner.frame_stacking import FrameStackingLearner
@@ -25,7 +26,7 @@ def episode(observations, space=None, **options):
 
 def train_columns(episodes, piece):
     group = ColumnGroup(rows_of_episodes(episodes, ["default_policy"]))
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     return group["obs"]
 
 
@@ -110,7 +111,7 @@ def test_discrete_observations_are_an_error_before_the_run():
 
 @pytest.mark.parametrize("num_frames", [0, -1, 2.0, True])
 def test_num_frames_must_be_a_count(num_frames):
-    with pytest.raises(ConfigError, match="num_frames must be a whole number > 0"):
+    with pytest.raises(ConfigError, match="FrameStacking: num_frames: expected a whole number from 1"):
         FrameStacking(num_frames=num_frames)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from torch import nn
 
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
-from marl_connectors import ColumnConnector, DefaultPPORLModule
+from marl_connectors import ConnectorV2, DefaultPPORLModule
 from marl_connectors.connectors.learner.general_advantage_estimation import standardized
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
@@ -359,12 +359,12 @@ def test_masked_steps_are_not_in_the_statistics():
     assert piece.value_statistics("green") == pytest.approx((returns.mean(), returns.std()), rel=1e-5)
 
 
-class FirstHalf(ColumnConnector):
+class FirstHalf(ConnectorV2):
     """Leaves the second half of a module's steps out of the loss."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        counted = np.cumsum(rows.acted) <= rows.acted.sum() // 2
-        return {"loss_mask": torch.from_numpy(rows.acted & counted)}
+    def columns(self, c, xp):
+        counted = np.cumsum(c.rows.acted) <= c.rows.acted.sum() // 2
+        c["loss_mask"] = torch.from_numpy(c.rows.acted & counted)
 
 
 def test_a_change_of_the_rewards_scale_changes_no_update():
@@ -384,13 +384,13 @@ def test_a_change_of_the_rewards_scale_changes_no_update():
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
 
 
-class Scaled(ColumnConnector):
+class Scaled(ConnectorV2):
     def __init__(self, scale):
         super().__init__()
         self.scale = scale
 
-    def transform(self, batch, **kwargs):
-        return {"rewards": batch["rewards"] * self.scale}
+    def columns(self, c, xp):
+        c["rewards"] = c["rewards"] * self.scale
 
 
 def test_some_modules_have_normalised_values_and_others_have_no_critic():

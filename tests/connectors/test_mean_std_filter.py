@@ -11,6 +11,7 @@ from helpers.episodes.observation_histories import as_spaces, newest, play
 from helpers.examples import examples
 from helpers.modules.policies_by_hand import stream_state
 from helpers.runs.random_runs import plain
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors import running_stats
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
@@ -343,7 +344,7 @@ def test_each_agent_has_statistics_of_its_own_unless_they_are_shared():
     seen = group.rows.get("obs").copy()
     of = [episode.agent_id for episode in group.rows.episodes]
     own = MeanStdFilter(*as_spaces(SPACE))
-    own.on_columns(rl_module=None, columns=group)
+    own.columns(group, ARRAYS)
     state = MeanStdFilter().merge_states([own.get_state()])
     assert set(state) == set("abcd")
     for agent_id in "abcd":
@@ -352,7 +353,7 @@ def test_each_agent_has_statistics_of_its_own_unless_they_are_shared():
         np.testing.assert_allclose(state[agent_id].mean, mine.mean(0))
     shared = MeanStdFilter(*as_spaces(SPACE), share_between_agents=True)
     group = newest(play(HISTORY, MAPPING, SPACE))
-    shared.on_columns(rl_module=None, columns=group)
+    shared.columns(group, ARRAYS)
     ((key, only),) = shared.get_state().items()
     assert key == "agents with Box(2,) float64 and actions of Discrete(4)"
     assert only.new_counts.tolist() == [8]
@@ -375,7 +376,7 @@ def test_last_observations_of_ended_episodes_are_changed_but_not_counted():
     see(piece, [1, -2], [3, 0], [5, 2])
     before = str(piece.get_state())
     group = ColumnGroup(rows_of_episodes([ended()], ["default_policy"], last_only=True))
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     np.testing.assert_allclose(group.rows.get("obs"), [[-1, 0.5]])
     episode = ended()
     piece(rl_module=None, batch={}, episodes=[episode])
@@ -398,13 +399,13 @@ def test_other_parts_stay_and_whole_numbers_become_floats():
 
 def test_the_state_goes_through_a_checkpoint(tmp_path):
     piece = MeanStdFilter(*as_spaces(SPACE))
-    piece.on_columns(rl_module=None, columns=newest(play(HISTORY, MAPPING, SPACE)))
+    piece.columns(newest(play(HISTORY, MAPPING, SPACE)), ARRAYS)
     save_state(tmp_path / "c", {"piece": piece.get_state()})
     other = MeanStdFilter(*as_spaces(SPACE))
     other.set_state(load_state(tmp_path / "c")["piece"])
     first, second = (newest(play(HISTORY[:1], MAPPING, SPACE)) for _ in range(2))
-    piece.on_columns(rl_module=None, columns=first)
-    other.on_columns(rl_module=None, columns=second)
+    piece.columns(first, ARRAYS)
+    other.columns(second, ARRAYS)
     np.testing.assert_array_equal(first.rows.get("obs"), second.rows.get("obs"))
     counts = {key: value.new_counts.tolist() for key, value in piece.get_state().items()}
     assert json.loads(json.dumps(counts)) == {key: [3] for key in "abcd"}
@@ -440,11 +441,11 @@ def test_a_learner_pipeline_is_no_place_for_it():
     )
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
     with pytest.raises(ConnectorError, match="belongs in an env-to-module pipeline"):
-        MeanStdFilter(SPACE, None).on_columns(rl_module=None, columns=group)
+        MeanStdFilter(SPACE, None).columns(group, ARRAYS)
 
 
 def test_wrong_use_is_named():
-    with pytest.raises(ConfigError, match="clip_by_value must be a number > 0 or None"):
+    with pytest.raises(ConfigError, match="MeanStdFilter: clip_by_value: expected a number above 0"):
         MeanStdFilter(clip_by_value=-1.0)
     with pytest.raises(ConfigError, match="there is no Box to standardise in Discrete"):
         MeanStdFilter(spaces.Discrete(3), None)

@@ -23,7 +23,7 @@ class Own(ConnectorV2):
         super().__init__(*args)
         self.size, self.gamma = size, gamma
 
-    def on_columns(self, **kwargs):
+    def columns(self, c, xp):
         pass
 
 
@@ -83,7 +83,7 @@ def test_no_names_are_no_pieces():
         ("ScaleRewards,NormalizeRewards", r"Give several pieces one by one: ScaleRewards NormalizeRewards on the"),
         ("ScaleReward", r"--learner-connector: there is no piece 'ScaleReward'\. Did you mean 'ScaleRewards'"),
         ("ScaleRewards:scael=2", r"--learner-connector: .*unknown argument 'scael'. Did you mean 'scale'"),
-        ("ScaleRewards:scale=big", "--learner-connector: .*scale must be a finite number"),
+        ("ScaleRewards:scale=big", "--learner-connector: .*scale: expected a number"),
         ("ScaleRewards:0.1", r"--learner-connector: expected each argument in .* with its name, but got 0\.1"),
         ("ScaleRewards:scale=", "--learner-connector: the arguments in 'ScaleRewards:scale=' cannot be read"),
         ("MeanStdFilter", "MeanStdFilter does not belong in this pipeline. Use it with --env-to-module"),

@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 from helpers.examples import examples
 from marl_connectors import ConfigError, PPOConfig
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
@@ -301,7 +302,7 @@ def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_bat
 
             shared = {RANKS: SimpleNamespace(gather=gather)}
             for columns in own:
-                piece.on_columns(columns=columns, shared_data=shared)
+                piece.columns(columns.within(shared_data=shared), ARRAYS)
             piece.after_columns(own, shared)
             found += [reward for columns in own for reward in columns["rewards"][columns.rows.acted]]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -333,14 +334,14 @@ def test_tensors_are_an_error():
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
     group["rewards"] = torch.zeros(2)
     with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):
-        NormalizeRewards().on_columns(columns=group, rl_module=None)
+        NormalizeRewards().columns(group, ARRAYS)
 
 
 @pytest.mark.parametrize(
     "setting", [{"gamma": 2.0}, {"gamma": "x"}, {"clip": 0.0}, {"clip": "x"}, {"epsilon": -1.0}, {"epsilon": None}]
 )
 def test_a_wrong_setting_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))} must be"):
+    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))}: expected a number"):
         NormalizeRewards(**setting)
 
 

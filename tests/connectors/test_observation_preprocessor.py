@@ -3,6 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.episodes.observation_histories import VECTOR, newest, play
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.env_to_module.observation_preprocessor import (
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
@@ -42,7 +43,7 @@ def test_the_episode_says_whose_observation_it_is():
             return np.array([ord(episode.agent_id), len(episode)], np.float32)
 
     group = newest(play(HISTORY, MAPPING))
-    Who().on_columns(rl_module=None, columns=group)
+    Who().columns(group, ARRAYS)
     found = {e.agent_id: e.get_observations(-1).tolist() for e in group.rows.episodes}
     assert found == {"a": [97, 2], "c": [99, 2], "d": [100, 1]}
 
@@ -57,7 +58,7 @@ def test_observations_may_be_changed_in_place_without_harm_to_the_trajectory():
     rollout = group.rows.parts[0].rollout
     before = rollout.source("obs").copy()
     newest_before = group.rows.get("obs").copy()
-    Add().on_columns(rl_module=None, columns=group)
+    Add().columns(group, ARRAYS)
     np.testing.assert_array_equal(rollout.source("obs"), before)
     np.testing.assert_array_equal(group.rows.get("obs"), newest_before + np.float32(1))
 
@@ -72,7 +73,7 @@ def test_a_batch_is_handed_over_read_only_with_its_rows():
 
     group = newest(play(HISTORY, MAPPING))
     before = group.rows.get("obs").copy()
-    Batch().on_columns(rl_module=None, columns=group)
+    Batch().columns(group, ARRAYS)
     np.testing.assert_array_equal(group.rows.get("obs"), before * 2)
 
 
@@ -97,13 +98,13 @@ def test_what_is_in_the_batch_is_what_is_preprocessed():
     assert episode.get_observations(-1).tolist() == [1.0]
     group = newest(play(HISTORY, MAPPING))
     group["obs"] = np.ones((3, 2))
-    Negative().on_columns(rl_module=None, columns=group)
+    Negative().columns(group, ARRAYS)
     assert group["obs"].tolist() == [[-1, -1]] * 3
 
 
 def test_a_piece_without_either_method_says_what_is_missing():
     with pytest.raises(NotImplementedError, match="override preprocess"):
-        SingleAgentObservationPreprocessor().on_columns(rl_module=None, columns=newest(play(HISTORY, MAPPING)))
+        SingleAgentObservationPreprocessor().columns(newest(play(HISTORY, MAPPING)), ARRAYS)
 
 
 def test_agents_with_like_spaces_need_observations_of_one_shape():
@@ -112,7 +113,7 @@ def test_agents_with_like_spaces_need_observations_of_one_shape():
             return np.zeros(ord(episode.agent_id) - 96)
 
     with pytest.raises(ConnectorError, match=r"cannot be stacked: float64\[1\], float64\[3\], float64\[4\]"):
-        Ragged().on_columns(rl_module=None, columns=newest(play(HISTORY, MAPPING)))
+        Ragged().columns(newest(play(HISTORY, MAPPING)), ARRAYS)
 
 
 class Sum(MultiAgentObservationPreprocessor):

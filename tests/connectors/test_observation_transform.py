@@ -25,6 +25,7 @@ from helpers.episodes.observation_histories import (
     train,
 )
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -139,7 +140,7 @@ def test_what_comes_out_is_in_the_announced_space(make, observation_space, actio
     piece = make(*as_spaces(observation_space, action_space))
     episodes = play(HISTORY, MAPPING, observation_space, action_space)
     group = newest(episodes)
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     for episode in group.rows.episodes:
         item, space = episode.get_observations(-1), piece.observation_space[episode.agent_id]
         assert space.contains(item), (space, item)
@@ -160,9 +161,9 @@ def test_a_second_run_over_the_same_steps_changes_nothing(make, observation_spac
         pytest.skip("its shape does not change, so it cannot know")
     piece = make(*as_spaces(observation_space, action_space))
     group = newest(play(HISTORY, MAPPING, observation_space, action_space))
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     once = group.rows.get("obs")
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     assert_same(once, group.rows.get("obs"))
 
 
@@ -192,7 +193,7 @@ def test_what_a_piece_before_put_into_the_batch_is_what_is_changed():
     group = newest(episodes)
     before = group.rows.get("obs").copy()
     for piece in (stacking, scaling):
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
     assert group["obs"].shape == (len(group.rows), 4, 4, 3)
     assert scaling.observation_space["a"].shape == (4, 4, 3)
     np.testing.assert_array_equal(group.rows.get("obs"), before)
@@ -213,7 +214,7 @@ def test_the_batch_of_a_learner_pipeline_is_changed_alike():
         batch = piece(rl_module=None, batch=batch, episodes=episodes)
     group = train(episodes)
     for piece in (stacking, flat):
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
     steps = [
         item
         for episode in group.rows.episodes
@@ -225,7 +226,7 @@ def test_the_batch_of_a_learner_pipeline_is_changed_alike():
 def test_observations_that_fit_no_space_are_an_error_that_names_piece_and_agent():
     group = newest(play(HISTORY, MAPPING, VECTOR))
     with pytest.raises(ConnectorError, match=r"FlattenObservations: expected observations of Dict.* from agent '.'"):
-        FlattenObservations(*as_spaces(NESTED)).on_columns(rl_module=None, columns=group)
+        FlattenObservations(*as_spaces(NESTED)).columns(group, ARRAYS)
 
 
 def test_agents_that_no_space_has_announced_go_by_their_episodes():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.observation_transform import AgentLookup, Steps
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
@@ -60,53 +60,53 @@ def rows_at(rollout, row, first_rows, *, t_started=(), as_slice=True):
     )
 
 
+def reached_by(rows, column, n, newest):
+    """Which of the newest items there are."""
+    ones = lambda items: np.ones(len(items), bool)
+    return rows.recent(column, n, newest=newest, who="test", each=ones).tolist()
+
+
 @examples(60)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(4, 6), st.integers(1, 5), st.data())
 def test_the_newest_items_are_the_same_for_one_run_of_rows_and_for_single_positions(first_rows, row, n, data):
     column, newest = data.draw(st.sampled_from([(Columns.OBS, 0), (Columns.REWARDS, -1), (Columns.ACTIONS, -1)]))
     rollout = played(row + 1, len(first_rows))
-    found = [
-        Steps(rows_at(rollout, row, first_rows, as_slice=as_slice), AgentLookup()).recent(
-            column, n, newest=newest, who="test"
-        )
-        for as_slice in (True, False)
-    ]
-    np.testing.assert_array_equal(found[0].values, found[1].values)
-    np.testing.assert_array_equal(found[0].reached, found[1].reached)
-    assert found[0].values.dtype == found[1].values.dtype
+    rows = [rows_at(rollout, row, first_rows, as_slice=as_slice) for as_slice in (True, False)]
+    found = [own.recent(column, n, newest=newest, who="test") for own in rows]
+    reached = [reached_by(own, column, n, newest) for own in rows]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*reached)
+    assert found[0].dtype == found[1].dtype
     for lane, begin in enumerate(first_rows):  # and they are the right ones
         for i, wanted in enumerate(range(row + newest - n + 1, row + newest + 1)):
-            reached = wanted >= begin
-            assert found[0].reached[lane, i] == reached
+            assert reached[0][lane][i] == (wanted >= begin)
             if column == Columns.REWARDS:
-                assert found[0].values[lane, i] == (10 * wanted + lane if reached else 0)
+                assert found[0][lane, i] == (10 * wanted + lane if wanted >= begin else 0)
 
 
 def test_a_lookback_that_is_long_enough_for_some_rows_is_not_taken_for_enough_for_others():
-    rollout, lookup = played(4, 2), AgentLookup()
+    rollout = played(4, 2)
     begun_here = rows_at(rollout, 3, [2, 2])
     for _ in range(2):
-        recent = Steps(begun_here, lookup).recent(Columns.OBS, 3, newest=0, who="test")
-        assert recent.reached.tolist() == [[False, True, True]] * 2
+        assert reached_by(begun_here, Columns.OBS, 3, 0) == [[False, True, True]] * 2
     went_on = rows_at(rollout, 3, [2, 2], t_started=[7, 7])
     with pytest.raises(ConnectorError, match="agent 'a0' had 7 steps"):
-        Steps(went_on, lookup).recent(Columns.OBS, 3, newest=0, who="test")
+        went_on.recent(Columns.OBS, 3, newest=0, who="test")
 
 
 def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_three():
-    rollout, lookup = played(4, 2), AgentLookup()
+    rollout = played(4, 2)
     rows = rows_at(rollout, 3, [3, 2], t_started=[0, 7])
-    recent = Steps(rows, lookup).recent(Columns.OBS, 2, newest=0, who="test")
-    assert recent.reached.tolist() == [[False, True], [True, True]]
+    assert reached_by(rows, Columns.OBS, 2, 0) == [[False, True], [True, True]]
     with pytest.raises(ConnectorError, match="observations of the last 3 steps"):
-        Steps(rows, lookup).recent(Columns.OBS, 4, newest=0, who="test")
+        rows.recent(Columns.OBS, 4, newest=0, who="test")
 
 
 def test_observations_of_two_shapes_in_one_run_are_an_error_that_says_so():
     rollout = played(3, 2)
     rollout.write(Columns.OBS, slice(2, 4), np.zeros((2, 5), np.float32))
     with pytest.raises(EpisodeError, match="of another shape that a connector piece has written"):
-        Steps(rows_at(rollout, 2, [0, 0]), AgentLookup()).recent(Columns.OBS, 2, newest=0, who="test")
+        rows_at(rollout, 2, [0, 0]).recent(Columns.OBS, 2, newest=0, who="test")
 
 
 @pytest.mark.parametrize("how", ["reset_state", "set_state"])
@@ -117,10 +117,10 @@ def test_a_filter_that_forgets_does_so_for_rows_that_go_on(how):
     )
     blank = piece.get_state()
     rows = rows_at(rollout, 1, [0, 0])
-    piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
+    piece.columns(ColumnGroup(rows), ARRAYS)
     rollout.observe(slice(2, 4), np.full((2, 2), 7.0, np.float32), 1)
     piece.reset_state() if how == "reset_state" else piece.set_state(blank)
-    piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
+    piece.columns(ColumnGroup(rows), ARRAYS)
     own = piece.get_state()
     assert {agent_id: part.new_counts for agent_id, part in own.items()} == {"a0": 1, "a1": 1}
     assert all(part.new_means.tolist() == [[7.0, 7.0]] for part in own.values())

@@ -113,7 +113,7 @@ def built_in():
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(cls, ConnectorV2) and cls.__module__.startswith("marl_connectors.connectors."):
                 found.add(cls)
-    general = {"ConnectorV2", "ColumnConnector", "InBothPipelines", "ObservationTransform", "RewardTransform"}
+    general = {"ConnectorV2", "InBothPipelines", "ObservationTransform", "RewardTransform"}
     return [c for c in found if not issubclass(c, ConnectorPipelineV2) and c.__name__ not in general]
 
 

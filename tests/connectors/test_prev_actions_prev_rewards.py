@@ -89,8 +89,8 @@ def test_a_lookback_that_is_too_short_is_an_error_and_not_zeros(n):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_prev_actions": -1}, "n_prev_actions must be a whole number >= 0, not -1"),
-        ({"n_prev_rewards": 1.5}, r"n_prev_rewards must be a whole number >= 0, not 1.5"),
+        ({"n_prev_actions": -1}, "n_prev_actions: expected a whole number from 0, got -1"),
+        ({"n_prev_rewards": 1.5}, r"n_prev_rewards: expected a whole number from 0, got 1.5"),
         ({"n_prev_actions": 0, "n_prev_rewards": 0}, "are both 0"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_space_has_the_time_in_it():
 
 @pytest.mark.parametrize("max_steps", [0, -1, 2.0, True, None, "5"])
 def test_the_time_limit_is_a_whole_number(max_steps):
-    with pytest.raises(ConfigError, match="max_steps must be a whole number >= 1, not"):
+    with pytest.raises(ConfigError, match="max_steps: expected a whole number from 1, got"):
         TimeLimitEncoding(max_steps=max_steps)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from helpers.episodes.observation_histories import newest, play
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.connector_v2 import item_key
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -28,7 +29,7 @@ def test_the_batch_is_written_to_the_episodes_alike():
     group = newest(episodes)
     group["obs"] = np.arange(3.0)[:, None] + np.zeros(7)
     batch = {"obs": {item_key(e): [group["obs"][i]] for i, e in enumerate(group.rows.episodes)}}
-    WriteObservationsToEpisodes().on_columns(rl_module=None, columns=group)
+    WriteObservationsToEpisodes().columns(group, ARRAYS)
     assert WriteObservationsToEpisodes()(rl_module=None, batch=batch, episodes=[on_items]) is batch
     for i, episode in enumerate(group.rows.episodes):
         assert episode.get_observations(-1).tolist() == [i] * 7
@@ -57,7 +58,7 @@ def test_what_cannot_be_written_is_an_error():
         piece(rl_module=None, batch={"obs": [1, 2]}, episodes=[episode])
     group = newest([episode])
     with pytest.raises(ConnectorError, match="the batch has no 'obs'"):
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
     group["obs"] = torch.zeros(3, 2)
     with pytest.raises(ConnectorError, match="expected arrays in 'obs', got tensors"):
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)

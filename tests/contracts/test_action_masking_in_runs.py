@@ -248,8 +248,8 @@ def test_stateful_modules_obey_masks_too(policies, piece):
 class Unstorable(ConnectorV2):
     """Leaves something for other pieces that no checkpoint can hold."""
 
-    def on_columns(self, *, shared_data, **kwargs):
-        shared_data["anything"] = object()
+    def columns(self, c, xp):
+        c.shared_data["anything"] = object()
 
 
 @pytest.mark.parametrize("pieces", [[ActionMasking], [ActionMasking, Unstorable], [OnItems, Unstorable]])

@@ -48,16 +48,16 @@ class Levels(ConnectorV2):
             {a: spaces.Discrete(3) if isinstance(s, spaces.Box) else s for a, s in input_action_space.items()}
         )
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         """Nothing: the other piece translates."""
 
 
 class ToForce(ConnectorV2):
     """Gives the environment the force of a level."""
 
-    def on_columns(self, *, columns, **kwargs):
-        if isinstance(columns.rows.action_space, spaces.Box):
-            columns["actions_for_env"] = LEVELS[columns["actions"]][:, None]
+    def columns(self, c, xp):
+        if isinstance(c.rows.action_space, spaces.Box):
+            c["actions_for_env"] = LEVELS[c["actions"]][:, None]
 
 
 @pytest.mark.parametrize("policies", ["independent", "a=one,b=two"])

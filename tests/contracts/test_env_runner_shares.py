@@ -108,10 +108,10 @@ class DividesByLargest(ConnectorV2):
         super().__init__()
         self.largest, self.new = 1e-3, 0.0
 
-    def on_columns(self, *, columns, **kwargs):
-        observations = columns.rows.get("obs")
+    def columns(self, c, xp):
+        observations = c.rows.get("obs")
         self.new = max(self.new, float(np.abs(observations).max()))
-        columns.rows.set("obs", (observations / self.largest).astype(observations.dtype))
+        c.rows.set("obs", (observations / self.largest).astype(observations.dtype))
 
     def get_state(self):
         return {"largest": self.largest, "new": self.new}

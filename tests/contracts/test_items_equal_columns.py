@@ -24,6 +24,7 @@ from helpers.episodes.multi_agent_histories import (
 )
 from helpers.examples import examples
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,
 )
@@ -70,7 +71,7 @@ def test_newest_observations_are_the_same_on_items_and_columns(histories, mappin
     items = piece(rl_module=None, batch={}, episodes=copy.deepcopy(episodes))
     batch = columns_of(episodes, train=False)
     for group in batch.groups:
-        piece.on_columns(rl_module=None, columns=group)
+        piece.columns(group, ARRAYS)
     assert_same_items(items, to_items(batch))
 
 
@@ -85,7 +86,7 @@ def test_train_columns_are_the_same_on_items_and_columns(histories, mapping):
     batch = columns_of(episodes, train=True)
     for piece in pieces:
         for group in batch.groups:
-            piece.on_columns(rl_module=None, columns=group)
+            piece.columns(group, ARRAYS)
     own = [e for group in batch.groups for e in group.rows.episodes]
     assert_same_items(
         {name: {key: items_ for key, items_ in by_key.items() if items_} for name, by_key in items.items() if by_key},

@@ -25,6 +25,7 @@ from helpers.episodes.multi_agent_histories import (
 from helpers.examples import examples
 from marl_connectors import ConfigError
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline
 from marl_connectors.connectors.item_adapter import to_items
@@ -143,8 +144,8 @@ def test_next_observations_are_those_one_step_further():
 )
 def test_a_column_that_a_piece_has_put_into_the_batch_is_left_alone(piece, name):
     class Own(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            columns[name] = np.arange(1, 5)
+        def columns(self, c, xp):
+            c[name] = np.arange(1, 5)
 
         def __call__(self, *, batch, **kwargs):
             return {**batch, name: {("x",): [1, 2, 3]}}
@@ -204,7 +205,7 @@ def test_infos_of_stacked_modules_stand_by_module():
         episode.module_id = module_id
         episode.storage.set_items("infos", range(3), [{"of": module_id}] * 3)
     group = ColumnGroup(rows_of_episodes(episodes, list(MODULES)))
-    AddInfosFromEpisodesToTrainBatch().on_columns(columns=group, rl_module=None)
+    AddInfosFromEpisodesToTrainBatch().columns(group, ARRAYS)
     found = group["infos"].unflatten(0, (3, -1))
     assert [[info["of"] for info in own] for own in found] == [[m] * 3 for m in MODULES]
 
@@ -261,13 +262,13 @@ def test_later_pieces_keep_changed_rewards():
 
 @pytest.mark.parametrize("setting", [{"scale": np.nan}, {"shift": float("inf")}, {"scale": "2"}, {"shift": None}])
 def test_a_scale_that_is_no_number_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"ScaleRewards: {next(iter(setting))} must be a finite number"):
+    with pytest.raises(ConfigError, match=f"ScaleRewards: {next(iter(setting))}: expected a number"):
         ScaleRewards(**setting)
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.5, "x", None])
 def test_a_discount_that_is_none_is_an_error(gamma):
-    with pytest.raises(ConfigError, match=r"ComputeReturnsToGo: gamma must be a number in \[0, 1\]"):
+    with pytest.raises(ConfigError, match="ComputeReturnsToGo: gamma: expected a number from 0 to 1"):
         ComputeReturnsToGo(gamma=gamma)
 
 

@@ -25,7 +25,7 @@ from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import AddsCount
 from marl_connectors import (
     Algorithm,
-    ColumnConnector,
+    ConnectorV2,
     DQNConfig,
     FlattenObservations,
     MADDPGConfig,
@@ -78,14 +78,14 @@ class TupleLife(LifeEnv):
         return (int(self.rng.integers(2)), self.rng.uniform(-1, 1, (2,)).astype(np.float32)), {}
 
 
-class RemembersTuples(ColumnConnector):
+class RemembersTuples(ConnectorV2):
     """A piece whose state has tuples within lists and dicts."""
 
     def __init__(self):
         super().__init__()
         self.seen = {"calls": (0, [(1, 2)]), "none": ()}
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         calls, kept = self.seen["calls"]
         self.seen = {**self.seen, "calls": (calls + 1, [*kept[-2:], (calls, calls + 1)])}
 

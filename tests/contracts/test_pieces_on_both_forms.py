@@ -24,6 +24,7 @@ from helpers.episodes.observation_histories import (
     play,
 )
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -86,7 +87,7 @@ def test_what_is_in_the_batch_is_written_back_alike(observation_space, histories
     items = unstack(observations)
     by_key = {item_key(e): [item] for e, item in zip(group.rows.episodes, items, strict=True)}
     group[Columns.OBS] = observations
-    WriteObservationsToEpisodes().on_columns(rl_module=None, columns=group)
+    WriteObservationsToEpisodes().columns(group, ARRAYS)
     WriteObservationsToEpisodes()(rl_module=None, batch={Columns.OBS: by_key}, episodes=on_items)
     twins = {item_key(e): e for e in on_items}
     for episode, item in zip(group.rows.episodes, items, strict=True):
@@ -122,7 +123,7 @@ def test_actions_are_translated_alike(action_space, arguments, histories, mappin
     group[Columns.ACTIONS] = actions
     episodes = list(group.rows.episodes)
     batch = {Columns.ACTIONS: {item_key(e): [action] for e, action in zip(episodes, unstack(actions), strict=True)}}
-    NormalizeAndClipActions(**arguments).on_columns(rl_module=None, columns=group)
+    NormalizeAndClipActions(**arguments).columns(group, ARRAYS)
     batch = NormalizeAndClipActions(**arguments)(rl_module=None, batch=batch, episodes=episodes)
     assert (Columns.ACTIONS_FOR_ENV in batch) == (Columns.ACTIONS_FOR_ENV in group)
     others = isinstance(action_space, (spaces.Box, spaces.MultiBinary)) or np.any(getattr(action_space, "start", 0))

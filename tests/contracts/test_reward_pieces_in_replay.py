@@ -43,8 +43,8 @@ class ChangedRewards(LifeEnv):
 class AddOne(ConnectorV2):
     """A user's piece."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.REWARDS] = columns.rows.get(Columns.REWARDS).astype(np.float32) + 1
+    def columns(self, c, xp):
+        c[Columns.REWARDS] = c.rows.get(Columns.REWARDS).astype(np.float32) + 1
 
 
 def drawn_rewards(cls, seed, n_step, *, pieces=(), in_env=()):

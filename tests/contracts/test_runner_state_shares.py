@@ -24,7 +24,7 @@ from helpers.modules.recurrent_modules import StatelessModule
 from helpers.runs import recurrent_runs, turn_based_configs
 from helpers.runs.random_runs import ROUNDING, Doubles, Notes, by_episode, described, differences, plain, random_config
 from helpers.runs.runner_shares import DividedRun, contents, depends_on_others
-from marl_connectors import ColumnConnector, FlattenObservations, FrameStacking, PPOConfig, RLModuleSpec
+from marl_connectors import ConnectorV2, FlattenObservations, FrameStacking, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.trees import leaves
@@ -123,24 +123,24 @@ def test_many_random_runs_that_are_divided_in_other_ways_continue_as_if_they_wer
         check_divided_run(seed, tmp_path / "state")
 
 
-class Halves(ColumnConnector):
+class Halves(ConnectorV2):
     """A piece that writes to episodes, so that forward batches are prepared, and adds a column to them."""
 
-    def on_columns(self, *, columns, **kwargs):
-        observations = columns.rows.get("obs")
-        columns.rows.set("obs", observations + np.float32(0.5))
-        columns["double"] = 2 * observations
+    def columns(self, c, xp):
+        observations = c.rows.get("obs")
+        c.rows.set("obs", observations + np.float32(0.5))
+        c["double"] = 2 * observations
 
 
-class Longer(ColumnConnector):
+class Longer(ConnectorV2):
     """A piece that writes observations of another shape."""
 
     def recompute_output_observation_space(self, input_observation_space, input_action_space):
         return spaces.Dict({agent: spaces.Box(-2e3, 2e3, (3,)) for agent in input_observation_space.spaces})
 
-    def on_columns(self, *, columns, **kwargs):
-        observations = columns.rows.get("obs")
-        columns.rows.set("obs", np.concatenate([observations, observations[:, :1]], axis=1).astype(np.float32))
+    def columns(self, c, xp):
+        observations = c.rows.get("obs")
+        c.rows.set("obs", np.concatenate([observations, observations[:, :1]], axis=1).astype(np.float32))
 
 
 class TellsMore(StatelessModule):

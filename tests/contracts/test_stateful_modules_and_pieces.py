@@ -11,7 +11,6 @@ from helpers.envs.scripted_envs import BOX
 from helpers.modules.recurrent_modules import StepwiseGRU
 from helpers.runs.recurrent_runs import ACTIONS, CLASSES, WIDE_CLASSES, Account, among, config_of, few, specs, weights
 from marl_connectors import Algorithm, RLModuleSpec
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, module_to_env_pipeline
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
@@ -28,12 +27,12 @@ class Idle(ConnectorV2):
         return batch
 
 
-class Looks(ColumnConnector):
+class Looks(ConnectorV2):
     """Leaves columns as they are, but holds their lengths against the rows'."""
 
-    def on_columns(self, *, columns, **kwargs):
-        for column in columns.values():
-            assert all(len(leaf) == columns.splits[-1] for leaf in leaves(column))
+    def columns(self, c, xp):
+        for column in c.values():
+            assert all(len(leaf) == c.splits[-1] for leaf in leaves(column))
 
 
 def pipelines(algo) -> list[Any]:

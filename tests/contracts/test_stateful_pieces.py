@@ -32,7 +32,6 @@ from helpers.episodes.stateful_histories import (
 )
 from helpers.examples import examples
 from marl_connectors import Columns
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline, module_to_env_pipeline
@@ -224,12 +223,12 @@ class Idle(ConnectorV2):
         return batch
 
 
-class Doubles(ColumnConnector):
+class Doubles(ConnectorV2):
     """Doubles rewards; has a column form only."""
 
-    def on_columns(self, *, columns, **kwargs):
-        assert len(columns["rewards"]) == columns.splits[-1]
-        columns["rewards"] = columns["rewards"] * 2
+    def columns(self, c, xp):
+        assert len(c["rewards"]) == c.splits[-1]
+        c["rewards"] = c["rewards"] * 2
 
 
 def with_piece(pipeline, place, piece):

@@ -12,7 +12,6 @@ from helpers.modules.recurrent_modules import GRUModule, LSTMModule, StatelessMo
 from helpers.modules.recurrent_reference import NotingLearner, Settings, SlowPPO, agent_episodes, gradients_of, unrolled
 from marl_connectors import (
     AddInfosFromEpisodesToTrainBatch,
-    ColumnConnector,
     ConnectorV2,
     MultiRLModuleSpec,
     RLModuleSpec,
@@ -243,14 +242,14 @@ def test_each_epoch_and_each_update_has_an_order_of_its_own_unless_that_is_switc
     assert kept[0][0] == np.stack([made_by_hand(30, 0).get_observations(t) for t in range(3)]).tobytes()
 
 
-class BurnIn(ColumnConnector):
+class BurnIn(ConnectorV2):
     """The first two steps of each chunk only warm the module up; as a piece on columns."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        first = np.cumsum(rows.counts) - rows.counts
-        mask = batch["loss_mask"].copy()
+    def columns(self, c, xp):
+        first = np.cumsum(c.rows.counts) - c.rows.counts
+        mask = c["loss_mask"].copy()
         mask[np.concatenate([first, first + 1])[: 2 * len(first)]] = False
-        return {"loss_mask": mask}
+        c["loss_mask"] = mask
 
 
 class BurnInItems(ConnectorV2):

@@ -19,7 +19,6 @@ from marl_connectors import (
     MeanStdFilter,
     PrevActionsPrevRewards,
 )
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
 from marl_connectors.errors import ModuleError
@@ -82,17 +81,17 @@ def test_stateful_modules_learn_from_their_own_sequences(fragment):
 # Connector pieces.
 
 
-class Own(ColumnConnector):
+class Own(ConnectorV2):
     """Appends what the agent did and was paid in its own previous turn, and how many of its turns are known."""
 
     def recompute_output_observation_space(self, input_observation_space, input_action_space):
         wider = lambda space: spaces.Box(-np.inf, np.inf, (space.shape[0] + 2,), np.float32)
         return spaces.Dict({agent: wider(space) for agent, space in input_observation_space.items()})
 
-    def on_columns(self, *, columns, **kwargs):
-        rows = columns.rows
+    def columns(self, c, xp):
+        rows = c.rows
         added = [rows.get(name, -1, 0).reshape(-1, 1) for name in ("actions", "rewards")]
-        columns["obs"] = np.concatenate([rows.get("obs"), *added], axis=1).astype(np.float32)
+        c["obs"] = np.concatenate([rows.get("obs"), *added], axis=1).astype(np.float32)
 
 
 class OwnOnItems(Own):
@@ -219,9 +218,9 @@ def test_pieces_on_items_give_the_same_run(name):
 
 def test_a_module_that_acts_later_is_checked_at_its_first_turn():
     class Shortens(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            if columns.module_ids == ("b",):
-                columns["obs"] = columns.rows.get("obs")[:, :1]
+        def columns(self, c, xp):
+            if c.module_ids == ("b",):
+                c["obs"] = c.rows.get("obs")[:, :1]
 
     beats = [Beat(agent) for agent in "aaab"]
     config = config_of(lambda: ScriptedAEC(beats), pieces=[Shortens], copies=1, policies="independent")
@@ -245,10 +244,10 @@ def test_pieces_that_write_to_episodes_see_each_observation_once():
             super().__init__()
             self.seen = []
 
-        def on_columns(self, *, columns, **kwargs):
-            observations = columns.rows.get("obs")
+        def columns(self, c, xp):
+            observations = c.rows.get("obs")
             self.seen += observations[:, 0].tolist()
-            columns.rows.set("obs", observations + 1)
+            c.rows.set("obs", observations + 1)
 
     make = lambda: RandomAEC(**{**ANYTHING, "back": 0.0})  # who is back at once observes the same again
     runner = config_of(make, pieces=[Counts]).build_algo().env_runner
@@ -298,9 +297,9 @@ def test_cuts_while_agents_wait_leave_the_train_batch_whole(fragment):
     kept, learnt = Counter(), Counter()
 
     class Spy(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            learnt["rows"] += int(columns.rows.acted.sum())
-            learnt["rewards"] += float(columns.rows.get("rewards")[columns.rows.acted].sum())
+        def columns(self, c, xp):
+            learnt["rows"] += int(c.rows.acted.sum())
+            learnt["rewards"] += float(c.rows.get("rewards")[c.rows.acted].sum())
 
     algo.learner.pipeline.append(Spy())
     for _ in range(30):

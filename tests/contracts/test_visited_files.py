@@ -24,7 +24,6 @@ import marl_connectors
 from marl_connectors import (
     Algorithm,
     BCConfig,
-    ColumnConnector,
     Columns,
     ConnectorV2,
     DQNConfig,
@@ -216,11 +215,11 @@ class Turns(AECEnv):
         self.truncations = dict.fromkeys(self.agents, self.t >= 100)
 
 
-class AddsConstant(ColumnConnector):
+class AddsConstant(ConnectorV2):
     """A custom column piece."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) + np.float32(0.25))
 
 
 class SetsObservations(ConnectorV2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marl_connectors import BCConfig, ColumnConnector, MAPPOConfig, PPOConfig, load_policy
+from marl_connectors import BCConfig, ConnectorV2, MAPPOConfig, PPOConfig, load_policy
 
 
 def match(**settings):
@@ -104,10 +104,10 @@ def test_a_policy_prints_its_agents_and_modules(tmp_path):
 def test_a_batch_prints_its_rows_and_columns():
     seen = []
 
-    class Prints(ColumnConnector):
-        def on_columns(self, *, columns, **kwargs):
-            columns["extra"] = {"a": np.zeros((len(columns.rows), 3)), "b": (np.zeros(len(columns.rows), bool),)}
-            seen.append(repr(columns))
+    class Prints(ConnectorV2):
+        def columns(self, c, xp):
+            c["extra"] = {"a": np.zeros((len(c.rows), 3)), "b": (np.zeros(len(c.rows), bool),)}
+            seen.append(repr(c))
 
     config = match().env_runners(env_to_module_connector=lambda: Prints())
     with config.build_algo() as algo:

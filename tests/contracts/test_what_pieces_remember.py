@@ -8,6 +8,7 @@ import torch
 
 from helpers.episodes.multi_agent_histories import ACT_SPACE, MODULES, OBS_SPACE, columns_of, make_modules, play
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
@@ -26,16 +27,16 @@ def newest_rows(mapping=None):
 def test_the_same_rows_are_held_against_other_modules_anew():
     piece, rows = AgentToModuleMapping(), newest_rows()
     for _ in range(2):
-        piece.on_columns(rl_module=make_modules(), columns=ColumnGroup(rows))
+        piece.columns(ColumnGroup(rows).within(rl_module=make_modules()), ARRAYS)
     with pytest.raises(MappingError, match=r"agent 'c' maps to module 'blue', but there is only 'red', 'green'"):
-        piece.on_columns(rl_module=make_modules(module_ids=MODULES[:2]), columns=ColumnGroup(rows))
+        piece.columns(ColumnGroup(rows).within(rl_module=make_modules(module_ids=MODULES[:2])), ARRAYS)
 
 
 def test_other_rows_are_held_against_the_same_modules_anew():
     piece, modules = AgentToModuleMapping(), make_modules(module_ids=MODULES[:1])
-    piece.on_columns(rl_module=modules, columns=ColumnGroup(newest_rows(dict.fromkeys("abcd", "red"))))
+    piece.columns(ColumnGroup(newest_rows(dict.fromkeys("abcd", "red"))).within(rl_module=modules), ARRAYS)
     with pytest.raises(MappingError, match=r"maps to module 'green', but there is only 'red'"):
-        piece.on_columns(rl_module=modules, columns=ColumnGroup(newest_rows(dict.fromkeys("abcd", "green"))))
+        piece.columns(ColumnGroup(newest_rows(dict.fromkeys("abcd", "green"))).within(rl_module=modules), ARRAYS)
 
 
 class Least(DefaultPPORLModule):
@@ -63,7 +64,7 @@ def test_exploring_and_not_exploring_have_their_own_distributions(order):
         for explore in order:
             group = ColumnGroup(rows)
             group["action_dist_inputs"] = logits
-            piece.on_columns(rl_module=modules, columns=group, explore=explore)
+            piece.columns(group.within(rl_module=modules, explore=explore), ARRAYS)
             assert group["actions"].tolist() == [1 if explore else 3] * len(rows)
 
 

@@ -197,8 +197,8 @@ def test_pieces_are_told_whether_this_sample_explores():
     told = []
 
     class Listening(ConnectorV2):
-        def on_columns(self, *, explore=None, **kwargs):
-            told.append(explore)
+        def columns(self, c, xp):
+            told.append(c.explore)
 
     config = small_config(lambda config: OtherOrder()).env_runners(env_to_module_connector=lambda env: Listening())
     config.build_algo().env_runner.sample(num_timesteps=4, explore=False)

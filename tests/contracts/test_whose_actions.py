@@ -23,6 +23,7 @@ from marl_connectors import (
     load_policy,
     to_parquet,
 )
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.episodes.action_units import ENV, MODULE, NORMALIZED, UNSCALED, in_units
 from marl_connectors.episodes.module_actions import with_module_actions
@@ -134,7 +135,7 @@ def test_units_are_those_of_the_piece_that_converts_actions_for_the_environment(
     given = tree_map(np.asarray, given)
     actions = in_units(space, given, ENV, units)
     piece = NormalizeAndClipActions(normalize_actions=normalized)
-    for_env = piece._for_env(actions, space)
+    for_env = piece._for_env(actions, space, ARRAYS)
     assert_same(given, actions if for_env is None else for_env, rtol=1e-5, atol=1e-5)
     assert_same(given, in_units(space, actions, units, ENV), rtol=1e-5, atol=1e-5)
 
@@ -153,7 +154,7 @@ def test_random_play_holds_the_actions_of_modules(space, normalized):
         found = episode.agent_episodes["a"].get_actions()
         for i, action in enumerate(sent):
             for_env = NormalizeAndClipActions(normalize_actions=normalized)._for_env(
-                tree_map(lambda leaf, i=i: leaf[i : i + 1], found), space
+                tree_map(lambda leaf, i=i: leaf[i : i + 1], found), space, ARRAYS
             )
             assert_same(tree_map(np.asarray, action), tree_map(lambda leaf: leaf[0], for_env), rtol=1e-5, atol=1e-5)
 

@@ -153,12 +153,12 @@ class Flag(ConnectorV2):
         super().__init__()
         self.calls, self.flags = 0, []
 
-    def on_columns(self, *, columns, explore, metrics, **kwargs):
-        rows = columns.rows
+    def columns(self, c, xp):
+        rows = c.rows
         rows.set("obs", rows.get("obs") * 2)
         self.calls += 1
-        self.flags.append(explore)
-        metrics.log_value("calls", 1, reduce="lifetime_sum")
+        self.flags.append(c.explore)
+        c.metrics.log_value("calls", 1, reduce="lifetime_sum")
 
     def get_state(self):
         return {"calls": self.calls}
@@ -219,9 +219,9 @@ def test_changing_explore_leaves_what_pieces_wrote_to_observations_right():
 class FlagSeen(Flag):
     """Puts the flag into the observations."""
 
-    def on_columns(self, *, columns, explore, **kwargs):
-        super().on_columns(columns=columns, explore=explore, **kwargs)
-        columns.rows.set("obs", columns.rows.get("obs") + 100 * explore)
+    def columns(self, c, xp):
+        super().columns(c, xp)
+        c.rows.set("obs", c.rows.get("obs") + 100 * c.explore)
 
 
 def test_a_restored_runner_changes_explore_alike(tmp_path):
@@ -269,7 +269,7 @@ class RaisesOnce(ConnectorV2):
 
     calls = 0
 
-    def on_columns(self, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
         if self.calls == 7:
             raise ZeroDivisionError("once")

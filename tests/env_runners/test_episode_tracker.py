@@ -170,8 +170,8 @@ def test_notes_on_an_agent_go_with_it():
 
 def test_pieces_that_write_get_the_last_observations_of_all():
     class Noting(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            rows = columns.rows
+        def columns(self, c, xp):
+            rows = c.rows
             rows.set("obs", rows.get("obs") * 2.0)
 
     def runner():
@@ -190,8 +190,8 @@ def test_pieces_that_write_get_the_last_observations_of_all():
 
 def test_pieces_that_write_make_nobody_an_episode():
     class Doubling(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            columns.rows.set("obs", columns.rows.get("obs") * 2.0)
+        def columns(self, c, xp):
+            c.rows.set("obs", c.rows.get("obs") * 2.0)
 
     config = small_config(LifeEnv, env_config=LIVES).env_runners(env_to_module_connector=lambda env: Doubling())
     chunks = config.build_algo().env_runner.sample(num_timesteps=40)

@@ -39,11 +39,11 @@ class Counts(ConnectorV2):
         super().__init__()
         self.total, self.calls = np.zeros(1), 0
 
-    def on_columns(self, *, columns, **kwargs):
-        observations = columns.rows.get("obs")
+    def columns(self, c, xp):
+        observations = c.rows.get("obs")
         self.total = self.total + observations.sum()
         self.calls += 1
-        columns.rows.set("obs", (observations * np.float32(0.5) + np.float32(self.calls / 1e3)).astype(np.float32))
+        c.rows.set("obs", (observations * np.float32(0.5) + np.float32(self.calls / 1e3)).astype(np.float32))
 
     def get_state(self):
         return {"total": self.total, "calls": self.calls}
@@ -63,9 +63,9 @@ class AppendsReward(ConnectorV2):
     def _longer(self, space):
         return spaces.Box(-np.inf, np.inf, (space.shape[0] + 1,), np.float32)
 
-    def on_columns(self, *, columns, **kwargs):
-        observations, rewards = columns.rows.get("obs"), columns.rows.get("rewards", offset=-1, fill=0.0)
-        columns.rows.set("obs", np.append(observations, rewards[:, None], axis=1).astype(np.float32))
+    def columns(self, c, xp):
+        observations, rewards = c.rows.get("obs"), c.rows.get("rewards", offset=-1, fill=0.0)
+        c.rows.set("obs", np.append(observations, rewards[:, None], axis=1).astype(np.float32))
 
 
 class TellsTheWayBack(ConnectorV2):

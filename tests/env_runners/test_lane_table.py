@@ -114,9 +114,9 @@ class PreviousObservation(ConnectorV2):
         super().__init__()
         self.found = []
 
-    def on_columns(self, *, columns, **kwargs):
-        before, here = columns.rows.get("obs", -1, fill=-1.0)[:, 0], columns.rows.get("obs")[:, 0]
-        agents = [episode.agent_id for episode in columns.rows.episodes]
+    def columns(self, c, xp):
+        before, here = c.rows.get("obs", -1, fill=-1.0)[:, 0], c.rows.get("obs")[:, 0]
+        agents = [episode.agent_id for episode in c.rows.episodes]
         self.found += zip(agents, before.tolist(), here.tolist(), strict=True)
 
 

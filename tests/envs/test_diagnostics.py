@@ -73,13 +73,13 @@ def play_match():
 
 
 def swap_actions(monkeypatch):
-    translate = NormalizeAndClipActions.on_columns
+    translate = NormalizeAndClipActions.columns
 
-    def swapped(piece, *, columns, **kwargs):
-        translate(piece, columns=columns, **kwargs)
-        columns[Columns.ACTIONS_FOR_ENV] = columns[Columns.ACTIONS][::-1]
+    def swapped(piece, c, xp):
+        translate(piece, c, xp)
+        c[Columns.ACTIONS_FOR_ENV] = c[Columns.ACTIONS][::-1]
 
-    monkeypatch.setattr(NormalizeAndClipActions, "on_columns", swapped)
+    monkeypatch.setattr(NormalizeAndClipActions, "columns", swapped)
 
 
 def pay_late(monkeypatch):
@@ -120,14 +120,14 @@ def share_that_stays():
 
 
 def take_truncation_for_termination(monkeypatch):
-    estimate = GeneralAdvantageEstimation.on_columns
+    estimate = GeneralAdvantageEstimation.columns
 
-    def spoiled(piece, *, columns, **kwargs):
-        for episode in columns.rows.episodes:
+    def spoiled(piece, c, xp):
+        for episode in c.rows.episodes:
             episode.is_terminated = episode.is_terminated or episode.is_truncated
-        return estimate(piece, columns=columns, **kwargs)
+        return estimate(piece, c, xp)
 
-    monkeypatch.setattr(GeneralAdvantageEstimation, "on_columns", spoiled)
+    monkeypatch.setattr(GeneralAdvantageEstimation, "columns", spoiled)
 
 
 @pytest.mark.slow

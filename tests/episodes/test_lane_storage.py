@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
@@ -179,7 +180,7 @@ def test_a_train_batch_gets_it_only_if_all_agents_have_it():
         part.set_extra_model_outputs(key="new", new_data=[1.0, 2.0, 3.0])
     for own, wanted in ((parts, {"logp"}), (parts[:2], {"logp", "new"}), (parts[2:], {"logp"})):
         group = ColumnGroup(rows_of_episodes(own, ["default_policy"]))
-        AddColumnsFromEpisodesToTrainBatch().on_columns(rl_module=None, columns=group)
+        AddColumnsFromEpisodesToTrainBatch().columns(group, ARRAYS)
         assert set(group) & {"logp", "new"} == wanted
 
 

@@ -28,7 +28,7 @@ def after(monkeypatch, cls, name, spoil):
 
     def spoiled(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
-        changed = spoil(self, result, kwargs)
+        changed = spoil(self, result, kwargs or args)
         return result if changed is None else changed
 
     monkeypatch.setattr(cls, name, spoiled)
@@ -57,35 +57,35 @@ class Fault:
 
 def two_rows_of_a_module(fault, monkeypatch):
     def spoil(piece, _, arguments):
-        columns = arguments["columns"]
+        columns = arguments[0]
         for begin, end in zip(columns.splits, columns.splits[1:], strict=False):
             if end - begin > 1:
                 columns["actions"] = columns["actions"].copy()
                 fault.swap(columns["actions"], begin, begin + 1)
                 return
 
-    after(monkeypatch, TensorToNumpy, "on_columns", spoil)
+    after(monkeypatch, TensorToNumpy, "columns", spoil)
 
 
 def two_agents_of_different_modules(fault, monkeypatch):
     def spoil(piece, _, arguments):
-        columns = arguments["columns"]
+        columns = arguments[0]
         if len(columns.module_ids) > 1:
             columns["actions"] = columns["actions"].copy()
             fault.swap(columns["actions"], columns.splits[1] - 1, columns.splits[1])
 
-    after(monkeypatch, TensorToNumpy, "on_columns", spoil)
+    after(monkeypatch, TensorToNumpy, "columns", spoil)
 
 
 def the_outputs_of_two_modules(fault, monkeypatch):
     def spoil(piece, _, arguments):
-        columns, splits = arguments["columns"], arguments["columns"].splits
+        columns, splits = arguments[0], arguments[0].splits
         if len(splits) > 2 and splits[1] == splits[2] - splits[1]:
             for name in list(columns):
                 columns[name] = columns[name].copy()
                 fault.swap(columns[name], slice(0, splits[1]), slice(splits[1], splits[2]))
 
-    after(monkeypatch, TensorToNumpy, "on_columns", spoil)
+    after(monkeypatch, TensorToNumpy, "columns", spoil)
 
 
 def actions_one_lane_further(fault, monkeypatch):

@@ -20,11 +20,11 @@ class Spoil(ConnectorV2):
 
     where = ("rewards", "agent_1", np.nan)
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         name, module_id, value = self.where
-        column = columns.rows.get(name).astype(np.float32)
-        column[columns.splits[columns.module_ids.index(module_id)] + 3] = value
-        columns[name] = column
+        column = c.rows.get(name).astype(np.float32)
+        column[c.splits[c.module_ids.index(module_id)] + 3] = value
+        c[name] = column
 
 
 class Exploding(PPOLearner):

@@ -193,16 +193,16 @@ def test_statistics_of_values_are_those_of_one_learner(pool):
 def spoil_rewards(algo):
     """The rewards of the fourth sub-environment are NaN."""
     piece = algo.learner.pipeline["AddColumnsFromEpisodesToTrainBatch"]
-    before = piece.on_columns
+    before = piece.columns
 
-    def spoiled(*, columns, **kwargs):
-        before(columns=columns, **kwargs)
-        for i, chunk in enumerate(columns.rows.episodes):
+    def spoiled(c, xp):
+        before(c, xp)
+        for i, chunk in enumerate(c.rows.episodes):
             if str(chunk.multi_agent_episode_id).startswith("3-"):
-                begin = sum(columns.rows.counts[:i])
-                columns["rewards"][begin : begin + columns.rows.counts[i]] = np.nan
+                begin = sum(c.rows.counts[:i])
+                c["rewards"][begin : begin + c.rows.counts[i]] = np.nan
 
-    piece.on_columns = spoiled
+    piece.columns = spoiled
     algo.learner.pipeline.set_input_spaces(None, None)
 
 
@@ -265,16 +265,16 @@ def test_a_piece_whose_states_cannot_be_merged_is_named(pool):
 
 
 class Clipped(GeneralAdvantageEstimation):
-    def on_columns(self, *, rl_module, columns, **kwargs):
-        super().on_columns(rl_module=rl_module, columns=columns, **kwargs)
-        columns["advantages"] = columns["advantages"].clamp(-1, 1)
+    def columns(self, c, xp):
+        super().columns(c, xp)
+        c["advantages"] = c["advantages"].clamp(-1, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda algo: algo._set(policies_to_train=lambda module_id, batch: True), "the function reads the train batch"),
-        (lambda algo: algo.learner.pipeline.append(Clipped()), "Clipped: it overrides on_columns of"),
+        (lambda algo: algo.learner.pipeline.append(Clipped()), "Clipped: it overrides columns of"),
     ],
 )
 def test_what_needs_the_whole_batch_is_refused(change, message):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.modules.stackable_modules import StackableGRU, StackableLSTM
-from marl_connectors import ColumnConnector, RLModuleSpec
+from marl_connectors import ConnectorV2, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.learner.minibatches import GroupRows, minibatches_of_epoch
@@ -60,23 +60,23 @@ class Lives(LifeEnv):
         return observations, {a: (r - 100.0) / 20.0 for a, r in rewards.items()}, *rest
 
 
-class Masks(ColumnConnector):
+class Masks(ConnectorV2):
     """Forbids some actions, never the one that was taken."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        actions = rows.get("actions")
+    def columns(self, c, xp):
+        actions = c.rows.get("actions")
         mask = np.random.default_rng(0).random((len(actions), 3)) < 0.6
         mask[np.arange(len(actions)), actions] = True
-        return {"action_mask": mask}
+        c["action_mask"] = mask
 
 
-class Skips(ColumnConnector):
+class Skips(ConnectorV2):
     """Takes a third of the steps out of the loss, all of module m2 among them."""
 
-    def transform(self, batch, *, rows, **kwargs):
-        keep = np.random.default_rng(1).random(len(rows)) < 0.7
-        owners = np.repeat([e.module_id == "m2" for e in rows.episodes], rows.counts)
-        return {"loss_mask": batch["loss_mask"] & keep & ~owners}
+    def columns(self, c, xp):
+        keep = np.random.default_rng(1).random(len(c.rows)) < 0.7
+        owners = np.repeat([e.module_id == "m2" for e in c.rows.episodes], c.rows.counts)
+        c["loss_mask"] = c["loss_mask"] & keep & ~owners
 
 
 class Noting(PPOLearner):

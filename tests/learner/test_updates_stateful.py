@@ -209,12 +209,12 @@ class PlantInRows(ConnectorV2):
         super().__init__()
         self.value, self.planted = value, 0
 
-    def on_columns(self, *, columns, **kwargs):
-        last = torch.from_numpy(~columns.rows.acted)
+    def columns(self, c, xp):
+        last = torch.from_numpy(~c.rows.acted)
         self.planted += int(last.sum())
-        for name, column in columns.items():
+        for name, column in c.items():
             if name not in ("obs", "loss_mask"):
-                columns[name] = nonsense(column, last, self.value)
+                c[name] = nonsense(column, last, self.value)
 
 
 class PlantInPadding(ConnectorV2):

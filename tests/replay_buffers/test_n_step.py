@@ -8,6 +8,7 @@ import pytest
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, DQNConfig, EpisodeReplayBuffer, MADDPGConfig, QMIXConfig, SACConfig
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
     DISCOUNTS,
     AddNStepReturnsToTrainBatch,
@@ -34,7 +35,7 @@ def returns_of(sample, n_step):
     found = []
     for module_id, segments in sample.segments.items():
         group = ColumnGroup(sample.rows([module_id]))
-        AddNStepReturnsToTrainBatch(n_step=n_step, gamma=0.9).on_columns(columns=group)
+        AddNStepReturnsToTrainBatch(n_step=n_step, gamma=0.9).columns(group, ARRAYS)
         ahead = (segments.last - segments.start) // segments.rollout.num_lanes
         columns = (group[Columns.REWARDS], group[DISCOUNTS], group[Columns.NEXT_OBS])
         for i, seen in enumerate(group.rows.get(Columns.OBS)):

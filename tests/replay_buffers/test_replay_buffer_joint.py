@@ -8,6 +8,7 @@ import pytest
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, EpisodeReplayBuffer
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
     DISCOUNTS,
     AddNStepReturnsToTrainBatch,
@@ -41,7 +42,7 @@ def steps_of(sample, n_step):
     found = {}
     for module_id in sample.segments:
         group = ColumnGroup(sample.rows([module_id]))
-        AddNStepReturnsToTrainBatch(n_step=n_step, gamma=0.9).on_columns(columns=group)
+        AddNStepReturnsToTrainBatch(n_step=n_step, gamma=0.9).columns(group, ARRAYS)
         actions, observations = (group.rows.get(name) for name in (Columns.ACTIONS, Columns.OBS))
         for i, seen in enumerate(observations):
             row = [actions[i], group[Columns.REWARDS][i], group[DISCOUNTS][i], group[Columns.NEXT_OBS][i].tolist()]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
-from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
@@ -21,56 +21,21 @@ class DiscountedReturns(GeneralAdvantageEstimation):
     With ``lambda_`` 1 their advantages are discounted sums of rewards, before they are standardised. Rewards after a
     truncation or a cut are unknown, so they count as 0.
 
-    Attributes:
+    Args:
         critics: Whether each module has a critic.
+        critic_by_default: Whether modules that are not in ``critics`` have one.
     """
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        critics: Mapping[ModuleID, bool],
-        critic_by_default: bool,
-        gamma: float = 0.99,
-        lambda_: float = 1.0,
-        standardize: bool = True,
-        module_settings: dict[str, dict[str, Any]] | None = None,
-        normalize_values: bool = False,
-        value_norm_beta: float = 0.99999,
-    ):
-        """Builds the piece.
+    critics: dict[ModuleID, bool] = argument()
+    critic_by_default: bool = argument(default=True)
 
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            critics: Whether each module has a critic.
-            critic_by_default: Whether modules that are not in ``critics`` have one.
-            gamma: As in GeneralAdvantageEstimation.
-            lambda_: As in GeneralAdvantageEstimation.
-            standardize: As in GeneralAdvantageEstimation.
-            module_settings: As in GeneralAdvantageEstimation.
-            normalize_values: As in GeneralAdvantageEstimation; False for modules without a critic.
-            value_norm_beta: As in GeneralAdvantageEstimation.
-        """
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            gamma=gamma,
-            lambda_=lambda_,
-            standardize=standardize,
-            module_settings=module_settings,
-            normalize_values=normalize_values,
-            value_norm_beta=value_norm_beta,
-        )
-        self.critics = dict(critics)
-        self._by_default = critic_by_default
+    def begin(self) -> None:
+        super().begin()
+        self.critics = dict(self.critics)  # the learner changes it
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        super().on_columns(rl_module=self._with_zero_values(rl_module), columns=columns, **kwargs)
-
-    def _with_zero_values(self, rl_module: Any) -> _ZeroValues:
-        return _ZeroValues(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
+    def critics_of(self, rl_module: Any) -> _ZeroValues:
+        """Returns a view of the modules in which the values of those without a critic are 0."""
+        return _ZeroValues(rl_module, {m: self.critics.get(m, self.critic_by_default) for m in rl_module})
 
 
 class _ZeroValues:

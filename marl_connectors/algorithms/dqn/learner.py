@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from marl_connectors.columns import Columns
 from marl_connectors.ops.q_learning import best_values, taken_values, td_losses
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.distributions import apply_action_mask
-from marl_connectors.typing import ModuleID
 
 
 class DQNLearner(OffPolicyLearner):

@@ -67,8 +67,8 @@ def check_export(policy: Any, theirs: OnnxPolicy, *, explore: bool, num_steps: i
                 if why:
                     raise ModuleError(
                         f"export_onnx: the exported program of agent {agent_id!r} differs from the policy in step "
-                        f"{step} of an episode of sampled observations: {why}. Compare the on_tensors of your "
-                        f"connector pieces with what the pieces do. check=False leaves the comparison out."
+                        f"{step} of an episode of sampled observations: {why}. In columns(c, xp), your connector "
+                        f"pieces must do the same with tensors as with arrays. check=False leaves the comparison out."
                     )
 
 

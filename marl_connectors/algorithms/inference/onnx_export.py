@@ -10,6 +10,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -19,13 +20,17 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from marl_connectors import spaces
+from marl_connectors import spaces, tensor_namespace
 from marl_connectors.algorithms.inference import export_check, onnx_policy
 from marl_connectors.algorithms.inference.onnx_policy import OnnxPolicy
+from marl_connectors.algorithms.inference.recording import RecordedRows, Recording, TensorSpec, paths_in
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
+from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import ConnectorV2, has_tensor_form
-from marl_connectors.connectors.tensor_step import TensorSpec, TensorStep, map_paths, paths_in
+from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
+from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import (
     ConfigError,
     ConnectorError,
@@ -36,8 +41,8 @@ from marl_connectors.errors import (
 )
 from marl_connectors.packages import import_package, require_packages
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.trees import leaves
-from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.version import library_version
 
 RUNNER = Path(onnx_policy.__file__)
@@ -144,25 +149,24 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_pieces(policy: Any) -> None:
-    """Checks that all pieces have a form in torch.
+    """Checks that all pieces work on columns, and on those of each agent alone.
 
     Raises:
-        ConnectorError: If one has none.
+        ConnectorError: If one does not.
     """
     for name, pipeline in (("env-to-module", policy.env_to_module), ("module-to-env", policy.module_to_env)):
         for place, piece in enumerate(_flat(pipeline)):
-            if has_tensor_form(piece):
-                continue
             cls = type(piece).__name__
             if piece.looks_at_other_agents:
                 raise ConnectorError(
                     f"export_onnx: {cls}, piece {place} of the {name} pipeline, looks at several agents, but an "
                     f"exported program computes each agent alone. Do its work in the environment, or train without it."
                 )
-            raise ConnectorError(
-                f"export_onnx: {cls}, piece {place} of the {name} pipeline, does not say how it is computed in torch. "
-                f"Override its on_tensors(columns, step); docs/deployment.md has an example."
-            )
+            if not works_on_columns(piece):
+                raise ConnectorError(
+                    f"export_onnx: {cls}, piece {place} of the {name} pipeline, works on single items, which an "
+                    f"exported program does not have. Override columns(c, xp); docs/deployment.md has an example."
+                )
 
 
 def _flat(pipeline: ConnectorPipelineV2) -> Iterator[ConnectorV2]:
@@ -180,7 +184,7 @@ def make_programs(policy: Any, explore: bool) -> dict[str, Program]:
     """Returns the programs of a policy's modules by the names of their files.
 
     Raises:
-        ConnectorError: If a piece does not say how it is computed in torch.
+        ConnectorError: If a piece cannot be part of a program.
         MappingError: If an agent has different modules in different episodes.
     """
     own = policy._new(explore, 0)
@@ -267,40 +271,44 @@ class Program(nn.Module):
         self.group = group
         self._explore = explore
         with torch.no_grad():
-            self.example = self.step(None)
-            self.output_specs = [spec for spec, _ in self.outputs(self.example)]
+            self.example, found = self.outputs(None)
+            self.output_specs = [spec for spec, _ in found]
 
     @property
     def roles(self) -> list[str]:
         """What the inputs stand for."""
         return [spec.role for spec in self.example.specs]
 
-    def step(self, given: Sequence[Tensor] | None) -> TensorStep:
-        """Returns a step with these inputs, or with examples."""
+    def outputs(self, given: Sequence[Tensor] | None) -> tuple[Recording, list[tuple[TensorSpec, Tensor]]]:
+        """Runs the pieces and the module on these inputs, or on examples. Returns the step and its outputs."""
         group = self.group
-        agents: list[Any] = [None] if self._single_agent else group.agent_ids
-        module = self.rl_module[group.module_id]
-        return TensorStep(
-            module, group.module_id, agents, group.spaces, explore=self._explore, given=given, num_rows=_NUM_ROWS
-        )
-
-    def outputs(self, step: TensorStep) -> list[tuple[TensorSpec, Tensor]]:
-        """Runs the pieces and the module. Returns the outputs of the program."""
-        columns: dict[str, Any] = {Columns.OBS: _observations(step)}
+        step = Recording(self.rl_module[group.module_id], group.module_id, given=given, num_rows=_NUM_ROWS)
+        rows = RecordedRows(step, [None] if self._single_agent else group.agent_ids, group.spaces)
+        context = {
+            "rl_module": self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module,
+            "explore": self._explore,
+            "shared_data": {ACTION_NOISE: step},
+            "metrics": _NoMetrics(),
+            "program": step,
+        }
+        columns = ColumnGroup(rows).within(**context)
         for piece in self._pipelines[0]:
-            _apply(piece, columns, step)
-        columns = step.forward(columns, self._forward)
+            _apply(piece, columns)
+        rows.after_pieces()
+        made = ColumnGroup(rows).within(**context)
+        made.update(self._forward({name: tree_map(_in_float32, column) for name, column in columns.items()}))
+        rows.after_forward(made)
         for piece in self._pipelines[1]:
-            _apply(piece, columns, step)
-        actions = columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS])
-        step.finish(columns[Columns.ACTIONS])
+            _apply(piece, made)
+        actions = made.get(Columns.ACTIONS_FOR_ENV, made[Columns.ACTIONS])
+        rows.after_actions(made[Columns.ACTIONS])
         found = [_output("actions", "action", path, leaf) for path, leaf in paths_in(actions)]
-        if Columns.ACTION_DIST_INPUTS in columns:
+        if Columns.ACTION_DIST_INPUTS in made:
             name = Columns.ACTION_DIST_INPUTS
-            found.append(_output(name, name, (), columns[name]))
+            found.append(_output(name, name, (), made[name]))
         for memory in step.memories:
             found += [_output(f"{memory.name}_out", "memory", path, leaf) for path, leaf in paths_in(memory.next)]
-        return found
+        return step, found
 
     def _forward(self, columns: dict[str, Any]) -> dict[str, Any]:
         purpose = "forward_exploration" if self._explore else "forward_inference"
@@ -310,7 +318,7 @@ class Program(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Returns the outputs of the program."""
-        return tuple([tensor for _, tensor in self.outputs(self.step(given))])
+        return tuple([tensor for _, tensor in self.outputs(given)[1]])
 
     def description(self, file: str) -> dict[str, Any]:
         """Returns what the contract says about the program: its spaces, inputs, outputs and memories."""
@@ -333,24 +341,43 @@ class Program(nn.Module):
         }
 
 
-def _observations(step: TensorStep) -> Any:
-    def given(path: tuple[Any, ...], leaf: np.ndarray) -> Tensor:
-        name = ".".join(["obs", *map(str, path)])
-        return step.input(name, leaf.shape, leaf.dtype, role="observation", path=path)
+class _NoMetrics:
+    """Takes the place of a MetricsLogger, since a program logs nothing."""
 
-    return map_paths(given, spaces.zeros(step.observation_space))
+    def log_value(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    def log_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    def log_time(self, *args: Any, **kwargs: Any) -> nullcontext[None]:
+        """Measures nothing."""
+        return nullcontext()
 
 
-def _apply(piece: ConnectorV2, columns: dict[str, Any], step: TensorStep) -> None:
+def _in_float32(leaf: Tensor) -> Tensor:
+    """Returns what NumpyToTensor makes of a column."""
+    return leaf.float() if leaf.dtype is torch.float64 else leaf
+
+
+def _apply(piece: ConnectorV2, c: ColumnGroup) -> None:
+    """Runs a piece on tensors, unless it only converts arrays to tensors or the other way round."""
+    if type(piece) in (NumpyToTensor, TensorToNumpy) or type(piece).columns is ConnectorV2.columns:
+        return
+    who = f"export_onnx: the columns(c, xp) of {type(piece).__name__}"
+    fix = "Use functions of xp alone: no numpy, no Python numbers from columns, no len() of a column."
     try:
-        piece.on_tensors(columns=columns, step=step)
+        piece.before_columns([c], c.rl_module)
+        piece.columns(c, tensor_namespace)
+        piece.after_columns([c], c.shared_data)
+        values = [*c.values(), c.rows.get(Columns.OBS)]
     except MarlConnectorsError:
         raise
     except Exception as error:
-        raise ConnectorError(
-            f"export_onnx: the on_tensors of {type(piece).__name__} raised {describe_error(error)}. Use operations "
-            f"that torch.export can record: no numpy, no Python numbers from tensors, no len() of a tensor."
-        ) from error
+        raise ConnectorError(f"{who} raised {describe_error(error)}. {fix}") from error
+    for leaf in leaves(values):
+        if not isinstance(leaf, Tensor):
+            raise ConnectorError(f"{who} set a column to {type(leaf).__name__}, expected a tensor. {fix}")
 
 
 def _output(name: str, role: str, path: tuple[Any, ...], leaf: Tensor) -> tuple[TensorSpec, Tensor]:

@@ -212,7 +212,7 @@ class Policy:
             The folder.
 
         Raises:
-            ConnectorError: If a connector piece does not say how it is computed in torch (``on_tensors``).
+            ConnectorError: If a connector piece works on items, or on several agents at once.
             ModuleError: If torch cannot record a module, a program differs from the policy, or observations are empty.
             MappingError: If an agent has different modules in different episodes.
             MissingDependencyError: If onnx, onnxscript or onnxruntime is not installed.

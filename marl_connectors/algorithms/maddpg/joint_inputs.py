@@ -9,11 +9,12 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
-from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.errors import ConnectorError
 from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.replay_buffers.ring import ACTED, TERMINATED
 from marl_connectors.trees import tree_map
@@ -121,44 +122,32 @@ class AddJointInputsToTrainBatch(ConnectorV2):
 
     Reads the observations and actions of all agents; writes ``critic_obs`` and ``new_critic_obs`` (``[B, size]``
     float32, see ``JointInputs``), ``agent_places`` and ``new_items`` to the batch. Keeps no state.
+
+    Args:
+        inputs: The layout of the inputs.
     """
 
     belongs_in = (LEARNER,)
+    inputs: JointInputs = argument()
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, inputs: JointInputs | None = None):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            inputs: The layout of the inputs.
-
-        Raises:
-            ConfigError: If there is no layout.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        if inputs is None:
-            raise ConfigError(f"{type(self).__name__}: expected the layout of the critics' inputs. Pass inputs=.")
-        self.inputs = inputs
-
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns.
 
         Raises:
             ConnectorError: If the rows are not of a JointReplayBuffer.
         """
-        sample = shared_data[RUN_EPISODES].unextended
+        sample = c.shared_data[RUN_EPISODES].unextended
         if not isinstance(sample, EnvStepSample) or sample.shares_rewards:
             raise ConnectorError(f"expected steps of a JointReplayBuffer, but got a {type(sample).__name__}.")
-        if "joint_inputs" not in shared_data:
-            shared_data["joint_inputs"] = self.inputs.of_sample(sample)
-        (vectors, left), width = shared_data["joint_inputs"], sample.window.sources.shape[1]
-        own: list[Any] = [sample.segments[module_id] for module_id in columns.module_ids]
+        if "joint_inputs" not in c.shared_data:
+            c.shared_data["joint_inputs"] = self.inputs.of_sample(sample)
+        (vectors, left), width = c.shared_data["joint_inputs"], sample.window.sources.shape[1]
+        own: list[Any] = [sample.segments[module_id] for module_id in c.module_ids]
         items, ahead = (np.concatenate([getattr(part, name) for part in own]) for name in ("items", "ahead"))
         places = np.concatenate(
             [np.array([self.inputs.place(a) for a in sample.agents[part.module_id]])[part.slots] for part in own]
         )
-        columns[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], left[items, 0], places)
-        columns[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], left[items, ahead], places)
-        columns[PLACES] = places
-        columns[NEW_ITEMS] = items * (width - 1) + ahead - 1
+        c[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], left[items, 0], places)
+        c[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], left[items, ahead], places)
+        c[PLACES] = places
+        c[NEW_ITEMS] = items * (width - 1) + ahead - 1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.episodes.batch import ColumnGroup
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddObservationsFromEpisodesToBatch(InBothPipelines):
@@ -22,23 +19,9 @@ class AddObservationsFromEpisodesToBatch(InBothPipelines):
     Reads ``obs`` of the episodes; writes ``obs`` to the batch. Keeps no state.
     """
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
+    puts_observations_in_batch = True
 
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Reads the observations of the rows."""
-        if Columns.OBS not in columns:
-            columns[Columns.OBS] = columns.rows.get(Columns.OBS)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since the observations are among them."""
+        if Columns.OBS not in c:
+            c[Columns.OBS] = c.rows.get(Columns.OBS)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
-from marl_connectors.connectors.observation_transform import check_beginning
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnGroup
-from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.rows import Rows, check_beginning
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import (
     are_stateful,
@@ -22,9 +21,6 @@ from marl_connectors.rl_module.states import (
 )
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddStatesFromEpisodesToBatch(InBothPipelines):
@@ -43,36 +39,23 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
 
     lookback = 1
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether the batch is a train batch, in sequences; None leaves it to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the states of all rows, or of the first rows of all sequences, in one gather.
 
         Raises:
             ConnectorError: If a train batch has no sequences, or the state before a chunk was not kept.
         """
-        if Columns.STATE_IN in columns or not are_stateful(type(self).__name__, rl_module, columns.module_ids):
+        if Columns.STATE_IN in c or not are_stateful(type(self).__name__, c.rl_module, c.module_ids):
             return
         if not self.learns:
-            columns[Columns.STATE_IN] = self._states(rl_module, columns, columns.rows, columns.splits, None)
+            c[Columns.STATE_IN] = self._states(c.rl_module, c, c.rows, c.splits, None)
             return
-        sequences = columns.sequences
+        sequences = c.sequences
         if sequences is None:
             raise _no_sequences()
         if sequences.state_in is None:
-            rows = columns.rows.at(sequences.starts)
-            sequences.state_in = self._states(rl_module, columns, rows, sequences.splits, sequences.counts)
+            rows = c.rows.at(sequences.starts)
+            sequences.state_in = self._states(c.rl_module, c, rows, sequences.splits, sequences.counts)
 
     def _states(
         self, rl_module: Any, columns: ColumnGroup, rows: Rows, splits: Sequence[int], counts: np.ndarray | None
@@ -108,13 +91,6 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
                     continue
                 chunk = chunk.episode()
             check_beginning(chunk, Columns.STATE_OUT, 1, -1, type(self).__name__)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Adds the states as inputs of the program, and the next states as its outputs."""
-        if step.rl_module.is_stateful() and Columns.STATE_IN not in columns:
-            memory = step.memory("state", initial_state(step.rl_module))
-            columns[Columns.STATE_IN] = memory.value
-            step.after_forward(lambda outputs: setattr(memory, "next", outputs[Columns.STATE_OUT]))
 
 
 def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.rl_module.states import are_stateful, max_seq_len, member
 from marl_connectors.trees import tree_map
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddTimeDimToBatchAndZeroPad(InBothPipelines):
@@ -34,37 +31,18 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
     state.
     """
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether to make sequences, for a train batch, or an axis of length 1; None leaves it
-                to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds an axis, or works out the sequences."""
-        if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
+        if not are_stateful(type(self).__name__, c.rl_module, c.module_ids):
             return
         if not self.learns:
-            for name, column in columns.items():
+            for name, column in c.items():
                 if not isinstance(column, InfoColumn):
-                    columns[name] = tree_map(lambda leaf: leaf[:, None], column)
+                    c[name] = tree_map(lambda leaf: leaf[:, None], column)
             return
-        rows = columns.rows
-        if Columns.LOSS_MASK not in columns:
+        rows = c.rows
+        if Columns.LOSS_MASK not in c:
             counted = rows.acted if rows.counted is None else rows.counted
-            columns[Columns.LOSS_MASK] = np.ones(len(rows), bool) if counted is None else counted.copy()
-        lengths = rows.sequence_lengths or tuple(max_seq_len(member(rl_module, m), m) for m in columns.module_ids)
-        columns.sequences = Sequences.of_rows(columns.rows.counts, columns.splits, lengths)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Adds an axis of length 1."""
-        if step.rl_module.is_stateful():
-            columns.update({n: tree_map(lambda leaf: leaf.unsqueeze(1), column) for n, column in columns.items()})
+            c[Columns.LOSS_MASK] = np.ones(len(rows), bool) if counted is None else counted.copy()
+        lengths = rows.sequence_lengths or tuple(max_seq_len(member(c.rl_module, m), m) for m in c.module_ids)
+        c.sequences = Sequences.of_rows(c.rows.counts, c.splits, lengths)

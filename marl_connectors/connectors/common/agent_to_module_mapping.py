@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gymnasium import Space
-
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.item_batch import MAPPING as MAPPING
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ItemKey, ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentToModuleMapping(ConnectorV2):
@@ -26,48 +22,37 @@ class AgentToModuleMapping(ConnectorV2):
 
     Raises:
         MappingError: If an agent is mapped to a module that does not exist.
+
+    Args:
+        rl_module_specs: The modules that exist, for calls with ``rl_module=None``.
+        agent_to_module_mapping_fn: ``fn(agent_id, episode)`` that returns the module of items whose key has none.
+            The episodes of env runners know the module of each agent.
+        as_learner_connector: Whether the piece makes train batches.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
 
     phase_after = Phase.MODULE_ITEMS
     _checked: tuple[Any, Any] | None = None
+    rl_module_specs: Mapping[ModuleID, Any] | None = argument(default=None)
+    agent_to_module_mapping_fn: Callable[..., ModuleID] | None = argument(default=None)
+    as_learner_connector: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        rl_module_specs: Mapping[ModuleID, Any] | None = None,
-        agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None,
-        as_learner_connector: bool = False,
-    ):
-        """Builds the piece. Its own arguments are RLlib's, and only matter for calls by hand.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            rl_module_specs: The modules that exist, for calls with ``rl_module=None``.
-            agent_to_module_mapping_fn: ``fn(agent_id, episode)`` that returns the module of items whose key has none.
-                The episodes of env runners know the module of each agent.
-            as_learner_connector: Whether the piece makes train batches.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._rl_module_specs = rl_module_specs
-        self._agent_to_module_mapping_fn = agent_to_module_mapping_fn
-        if as_learner_connector:
+    def begin(self) -> None:
+        super().begin()
+        if self.as_learner_connector:
             self.in_learner_pipeline = True
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Checks that the modules exist, once for each set of rows."""
-        if self._checked is not None and self._checked[0] is columns.rows and self._checked[1] is rl_module:
+        if self._checked is not None and self._checked[0] is c.rows and self._checked[1] is c.rl_module:
             return
-        for module_id in columns.module_ids:
-            if module_id not in rl_module:
-                episodes = columns.rows.episodes
+        for module_id in c.module_ids:
+            if module_id not in c.rl_module:
+                episodes = c.rows.episodes
                 agent_id = next(e.agent_id for e in episodes if e.module_id == module_id)
-                raise unknown_module(agent_id, module_id, rl_module)
-        self._checked = (columns.rows, rl_module)
+                raise unknown_module(agent_id, module_id, c.rl_module)
+        self._checked = (c.rows, c.rl_module)
 
     def __call__(
         self,
@@ -79,9 +64,9 @@ class AgentToModuleMapping(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Moves the items, and stores their order in ``shared_data`` for ModuleToAgentUnmapping."""
-        known: Any = self._rl_module_specs if rl_module is None else rl_module
+        known: Any = self.rl_module_specs if rl_module is None else rl_module
         order = {module_id: i for i, module_id in enumerate(known.keys())}
-        if self._agent_to_module_mapping_fn is not None:
+        if self.agent_to_module_mapping_fn is not None:
             by_id = {episode.id_: episode for episode in episodes}
             batch = {c: {self._mapped(key, by_id): i for key, i in by_key.items()} for c, by_key in batch.items()}
         keys = list(dict.fromkeys(key for by_key in batch.values() for key in by_key))  # one order for all columns
@@ -100,14 +85,11 @@ class AgentToModuleMapping(ConnectorV2):
             shared_data[MAPPING] = mapping
         return by_module
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since all rows are of one module."""
-
     def _mapped(self, key: ItemKey, episodes: Mapping[EpisodeID, Any]) -> ItemKey:
         """Returns the key of items with a module id."""
         episode_id, agent_id, module_id = key
-        if module_id is None and self._agent_to_module_mapping_fn is not None:
-            module_id = self._agent_to_module_mapping_fn(agent_id, episodes.get(episode_id))
+        if module_id is None and self.agent_to_module_mapping_fn is not None:
+            module_id = self.agent_to_module_mapping_fn(agent_id, episodes.get(episode_id))
         return episode_id, agent_id, module_id
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.rl_module.states import is_single
 from marl_connectors.typing import DEFAULT_MODULE_ID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class BatchIndividualItems(ConnectorV2):
@@ -24,29 +22,22 @@ class BatchIndividualItems(ConnectorV2):
     In single-agent use there is no AgentToModuleMapping, so this piece also puts the columns under
     ``DEFAULT_MODULE_ID``; or leaves them as they are, if it is called with a single RLModule outside of a learner
     pipeline. Reads and writes all columns. Keeps no state.
+
+    Args:
+        multi_agent: Whether an AgentToModuleMapping comes before it.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
 
     nothing_on_columns = True
     phase_after = Phase.ARRAYS
-
-    def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether an AgentToModuleMapping comes before it.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._multi_agent = multi_agent
+    multi_agent: bool = argument(default=False)
 
     def __call__(
         self, *, batch: dict[str, Any], episodes: Sequence[Any] = (), rl_module: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Stacks the items; in single-agent use, in the order of the episodes."""
-        if self._multi_agent:
+        if self.multi_agent:
             return {module_id: _stacked(columns) for module_id, columns in batch.items()}
         keys = dict.fromkeys(item_key(episode) for episode in self.single_agent_episode_iterator(episodes))
         flat = {}
@@ -59,9 +50,6 @@ class BatchIndividualItems(ConnectorV2):
         stacked = _stacked(flat)
         is_of_one = is_single(rl_module) and not self.in_learner_pipeline
         return stacked if is_of_one else {DEFAULT_MODULE_ID: stacked}
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since they are a batch."""
 
 
 def _stacked(columns: dict[str, Any]) -> dict[str, Any]:

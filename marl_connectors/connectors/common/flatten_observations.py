@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class FlattenObservations(ObservationTransform):
@@ -24,44 +22,22 @@ class FlattenObservations(ObservationTransform):
     MultiDiscrete values become one-hot vectors.
 
     Reads ``obs``; writes it back to the episodes, so the learner pipeline does not need the piece. Keeps no state.
+
+    Args:
+        agent_ids: The agents whose observations are flattened; None for all. Agents with like spaces and one module
+            share an array, so either all or none of them must be named.
+        keys_to_remove: Keys of Dict observations that are left out.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        agent_ids: Collection[AgentID] | None = None,
-        as_learner_connector: bool | None = None,
-        keys_to_remove: Sequence[Any] | None = None,
-    ):
-        """Builds the piece.
+    agent_ids: Collection[AgentID] | None = argument(default=None)
+    keys_to_remove: Sequence[Any] | None = argument(default=None)
 
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            agent_ids: The agents whose observations are flattened; None for all. Agents with like spaces and one module
-                share an array, so either all or none of them must be named.
-            as_learner_connector: Whether the piece is in a learner pipeline, where it adds flat observations to the
-                batch, for episodes that no env-to-module pipeline with this piece has changed. None leaves it to the
-                pipeline.
-            keys_to_remove: Keys of Dict observations that are left out.
-
-        Raises:
-            ConfigError: If ``agent_ids`` is a string, or if it or ``keys_to_remove`` names something unknown.
-        """
-        if isinstance(agent_ids, str):
-            raise ConfigError(f"FlattenObservations: agent_ids must be a list of agent ids, not {agent_ids!r}.")
-        self._agent_ids = None if agent_ids is None else frozenset(agent_ids)
-        self._keys_to_remove = tuple(keys_to_remove or ())
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    def begin(self) -> None:
+        super().begin()
+        if isinstance(self.agent_ids, str):
+            raise ConfigError(f"FlattenObservations: agent_ids must be a list of agent ids, not {self.agent_ids!r}.")
+        self._agent_ids = None if self.agent_ids is None else frozenset(self.agent_ids)
+        self._keys_to_remove = tuple(self.keys_to_remove or ())
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Checks that the named agents and keys exist."""
@@ -95,11 +71,11 @@ class FlattenObservations(ObservationTransform):
         """Whether the agent is in ``agent_ids``."""
         return self._agent_ids is not None and agent_id in self._agent_ids
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Flattens the observations if the agents are in ``agent_ids``."""
-        if self._agent_ids is not None and not self.remembered(steps.agents.ids, self._are_chosen):
+        if self._agent_ids is not None and not self.remembered(rows.agents.ids, self._are_chosen):
             return observations
-        return plan.how(observations)
+        return plan.how(observations, xp)
 
     def _are_chosen(self, ids: tuple[AgentID | None, ...]) -> bool:
         assert self._agent_ids is not None
@@ -111,8 +87,3 @@ class FlattenObservations(ObservationTransform):
                 f"Their observations share an array, so name both or none of them, or map them to different modules."
             )
         return bool(chosen)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Flattens the observations if the agents are in ``agent_ids``."""
-        if self._agent_ids is None or self._are_chosen(step.agent_ids):
-            columns[Columns.OBS] = self.plan_of(step).how.on_tensors(columns[Columns.OBS])

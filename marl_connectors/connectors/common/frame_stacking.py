@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Recent, Steps
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import map_space
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, zeros
+from marl_connectors.spaces import describe
 from marl_connectors.trees import tree_map
-from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
+from marl_connectors.typing import AgentID
+from marl_connectors.validators import integer
 
 
 class FrameStacking(ObservationTransform):
@@ -31,39 +29,14 @@ class FrameStacking(ObservationTransform):
 
     Reads ``obs`` of the episodes; writes it to the batch. The episodes keep single observations, so the learner
     pipeline needs the piece too. Keeps no state.
+
+    Args:
+        num_frames: The number of observations. The episodes must keep ``num_frames - 1`` steps from before each
+            chunk (``episode_lookback_horizon``).
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        num_frames: int = 1,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            num_frames: The number of observations. The episodes must keep ``num_frames - 1`` steps from before each
-                chunk (``episode_lookback_horizon``).
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-
-        Raises:
-            ConfigError: If ``num_frames`` is not an integer > 0.
-        """
-        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-            raise ConfigError(f"FrameStacking: num_frames must be a whole number > 0, not {num_frames!r}.")
-        self.num_frames = num_frames
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    puts_observations_in_batch = True
+    num_frames: int = argument(integer(min=1), default=1)
 
     @property
     def lookback(self) -> int:
@@ -93,47 +66,25 @@ class FrameStacking(ObservationTransform):
             f"start are 0, which is a value of its own here. Put FlattenObservations or OneHotObservations before it."
         )
 
-    def _arranged(self, recent: Recent) -> Tree:
-        def arranged(leaf: np.ndarray) -> np.ndarray:
-            if leaf.ndim <= 2:
-                return leaf
-            return np.moveaxis(leaf, 1, -2).reshape(len(leaf), *leaf.shape[2:-1], leaf.shape[-1] * self.num_frames)
-
-        return tree_map(arranged, recent.values)
-
-    def _who(self) -> str:
-        return f"FrameStacking(num_frames={self.num_frames})"
-
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Stacks the frames of all rows in one gather."""
-        self._check_empty(columns)
-        recent = Steps(columns.rows, self._lookup).recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
-        columns[Columns.OBS] = self._arranged(recent)
-
-    def _check_empty(self, batch: Any) -> None:
-        if Columns.OBS in batch:
+        if Columns.OBS in c:
             raise ConnectorError(
                 "FrameStacking: 'obs' is in the batch already, without the earlier observations to stack. Put "
                 "FrameStacking before the piece that adds it (AddObservationsFromEpisodesToBatch, for example)."
             )
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Stacks the newest observations and the frames that are an input of the program."""
-        frames = columns[Columns.OBS]
-        if self.num_frames > 1:
-            memory = step.memory("frames", zeros(self.plan_of(step).before, self.num_frames - 1))
-            frames = tree_map(lambda old, new: torch.cat([old, new.unsqueeze(1)], 1), memory.value, frames)
-            memory.next = tree_map(lambda leaf: leaf[:, 1:], frames)
-        else:
-            frames = tree_map(lambda leaf: leaf.unsqueeze(1), frames)
-        columns[Columns.OBS] = tree_map(_in_one_axis, frames)
+        def in_one_axis(frames: Any) -> Any:
+            if frames.ndim <= 2:
+                return frames
+            *lead, last = frames.shape[:1] + frames.shape[2:]
+            return xp.moveaxis(frames, 1, -2).reshape(*lead, last * self.num_frames)
+
+        who = f"FrameStacking(num_frames={self.num_frames})"
+        frames = c.rows.recent(Columns.OBS, self.num_frames, newest=0, who=who)
+        c[Columns.OBS] = tree_map(in_one_axis, frames)
 
 
 FrameStackingEnvToModule = partial(FrameStacking, as_learner_connector=False)
 FrameStackingLearner = partial(FrameStacking, as_learner_connector=True)
 """RLlib's names of the piece in a pipeline of one kind."""
-
-
-def _in_one_axis(frames: torch.Tensor) -> torch.Tensor:
-    """Returns ``[B, ..., c * n]`` of ``[B, n, ..., c]``."""
-    return frames if frames.ndim <= 2 else frames.movedim(1, -2).flatten(-2)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import ConnectorError
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
@@ -48,6 +45,3 @@ class ModuleToAgentUnmapping(ConnectorV2):
                 for key, item in zip(keys, items, strict=True):
                     by_column.setdefault(column, {})[key] = [item]
         return by_column
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_device, to_device
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
@@ -15,55 +16,43 @@ from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
 
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
-
 
 class NumpyToTensor(ConnectorV2):
     """Converts all arrays to tensors on ``device``; float64 becomes float32.
 
     All columns of all modules are moved to a GPU in one copy. On the CPU, tensors share the arrays' memory. Reads and
     writes all columns. Keeps no state.
+
+    Args:
+        as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
+        pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
+            pinned memory in any case.
+        device: The device of the tensors; None for the CPU.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
 
     phase_after = Phase.TENSORS
+    as_learner_connector: bool | None = argument(default=None)
+    pin_memory: bool = argument(default=False)
+    device: Any = argument(default=None)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        as_learner_connector: bool | None = None,
-        pin_memory: bool = False,
-        device: str | torch.device | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
-            pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
-                pinned memory in any case.
-            device: The device of the tensors; None for the CPU.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.device = torch.device(device or "cpu")
+    def begin(self) -> None:
+        super().begin()
+        self.device = torch.device(self.device or "cpu")
         self._on_cpu = self.device.type == "cpu"
-        self._pins = pin_memory and self._on_cpu and torch.cuda.is_available()
+        self._pins = self.pin_memory and self._on_cpu and torch.cuda.is_available()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups at once, unless the device is the CPU."""
         if not self._on_cpu:
             columns_to_device(groups, self.device, rl_module)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Converts the columns of a group."""
-        for name, column in columns.items():
-            columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
-        sequences = columns.sequences
+        for name, column in c.items():
+            c[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
+        sequences = c.sequences
         if sequences is not None:
             sequences.to_column = self._tensor
             if sequences.state_in is not None:
@@ -82,11 +71,3 @@ class NumpyToTensor(ConnectorV2):
             values = values.astype(np.float32)
         tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
         return tensor.pin_memory() if self._pins else tensor
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Converts float64 to float32."""
-
-        def in_float32(leaf: Any) -> Any:
-            return leaf.float() if leaf.dtype is torch.float64 else leaf
-
-        columns.update({name: tree_map(in_float32, column) for name, column in columns.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +12,6 @@ from marl_connectors.connectors.device_columns import columns_to_host, to_host
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class TensorToNumpy(ConnectorV2):
@@ -32,17 +29,14 @@ class TensorToNumpy(ConnectorV2):
         """Moves all groups to the CPU at once, if they are on another device."""
         columns_to_host(groups)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Converts the columns of a group."""
-        for name, column in columns.items():
-            columns[name] = _array(column) if type(column) is torch.Tensor else tree_map(_array, column)
+        for name, column in c.items():
+            c[name] = _array(column) if type(column) is torch.Tensor else tree_map(_array, column)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every tensor of the batch."""
         return tree_map(_array, to_host(batch))
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since the program has tensors only."""
 
 
 def _array(values: Any) -> Any:

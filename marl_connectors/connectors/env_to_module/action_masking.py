@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
@@ -23,12 +23,9 @@ from marl_connectors.flat_action_masks import (
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.spaces import describe, in_key_order, parts_of, stack, values_per_choice, zeros
-from marl_connectors.trees import leaves
+from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
+from marl_connectors.validators import one_of
 
 _SOURCES = ("auto", "observations", "infos")
 
@@ -70,47 +67,28 @@ class ActionMasking(ObservationTransform):
     the piece must be before all others that change observations.
 
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        action_mask_key: The key of the mask in a Dict observation or in an info dict.
+        observation_key: The key of the part of a Dict observation that becomes the observation. With None, or with
+            a key that the observation lacks, a Dict of all parts but the mask is kept. ``"auto"`` stands for
+            ``"observation"`` if that is the only part in addition to the mask, else for None.
+        source: The source of masks: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation if
+            its space has the key, else its info dict.
+        keep_in_observations: Whether observations stay as they are, so that later pieces and modules get the masks.
     """
 
     belongs_in = (ENV_TO_MODULE,)
+    action_mask_key: str = argument(default="action_mask")
+    observation_key: str | None = argument(default="observation")
+    source: str = argument(one_of("auto", "observations", "infos"), default="auto")
+    keep_in_observations: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        action_mask_key: str = "action_mask",
-        observation_key: str | None = "observation",
-        source: Literal["auto", "observations", "infos"] = "auto",
-        keep_in_observations: bool = False,
-        multi_agent: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            action_mask_key: The key of the mask in a Dict observation or in an info dict.
-            observation_key: The key of the part of a Dict observation that becomes the observation. With None, or with
-                a key that the observation lacks, a Dict of all parts but the mask is kept. ``"auto"`` stands for
-                ``"observation"`` if that is the only part in addition to the mask, else for None.
-            source: The source of masks: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation if
-                its space has the key, else its info dict.
-            keep_in_observations: Whether observations stay as they are, so that later pieces and modules get the masks.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-
-        Raises:
-            ConfigError: If ``source`` is unknown, or both keys are the same.
-        """
-        if source not in _SOURCES:
-            raise ConfigError(f"ActionMasking: source must be one of {', '.join(_SOURCES)}, not {source!r}.")
-        if action_mask_key == observation_key:
-            raise ConfigError(f"ActionMasking: action_mask_key and observation_key are both {action_mask_key!r}.")
-        self.action_mask_key = action_mask_key
-        self.observation_key = observation_key
-        self.source = source
-        self.keep_in_observations = keep_in_observations
-        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
+    def begin(self) -> None:
+        super().begin()
+        key = self.action_mask_key
+        if key == self.observation_key:
+            raise ConfigError(f"ActionMasking: action_mask_key and observation_key are both {key!r}.")
 
     # Spaces.
 
@@ -178,7 +156,7 @@ class ActionMasking(ObservationTransform):
             f"(action_mask_key=None), or change the action space."
         )
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Returns the observations without their masks."""
         if not plan.how.in_observation or self.keep_in_observations:
             return observations
@@ -186,75 +164,67 @@ class ActionMasking(ObservationTransform):
             return observations[plan.how.kept]
         return {key: part for key, part in observations.items() if key != self.action_mask_key}
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the masks of all rows of a group. Masks in info dicts cost Python code for each row."""
-        rows = columns.rows
-        steps, observations = Steps(rows, self._lookup), self.given(columns)
-        if Columns.ACTION_MASK not in columns:
-            plan = self._plan_for(steps)
+        rows, observations = c.rows, self.given(c)
+        if Columns.ACTION_MASK not in c:
+            plan = self._plan_for(rows)
             if plan.how.in_observation:
-                mask = self._from_observations(observations, plan, steps)
+                mask = self._from_observations(observations, plan, rows, xp)
+            elif c.program is not None:
+                mask = self._from_program(c, plan, xp)
             else:
-                mask = self._from_infos(_infos(rows) if plan.how.in_info else (), len(rows), plan, steps)
+                mask = self._from_infos(_infos(rows) if plan.how.in_info else (), len(rows), plan, rows)
             if mask is not None:
-                columns[Columns.ACTION_MASK] = mask
+                c[Columns.ACTION_MASK] = mask
         if not self.keep_in_observations:
-            self.give_back(columns, observations, self.changed(observations, steps))
+            self.give_back(c, observations, self.changed(observations, c, xp))
 
-    def _from_observations(self, observations: Tree, plan: Plan, steps: Steps) -> np.ndarray:
+    def _from_observations(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Any:
         """Returns ``[B, n]`` bool, from the environment's own observations."""
-        if not fits(plan.before, observations):  # the masks were taken out earlier, as in a restored run
-            observations = steps.rows.source(Columns.OBS)
-        if not fits(plan.before, observations):
+        if xp is ARRAYS and not fits(plan.before, observations):  # they were taken out earlier, as in a restored run
+            observations = rows.source(Columns.OBS)
+        if xp is ARRAYS and not fits(plan.before, observations):
             raise ConnectorError(
-                f"ActionMasking: expected observations of {describe(plan.before)} from {_name(steps.agents.ids[0])}, "
+                f"ActionMasking: expected observations of {describe(plan.before)} from {_name(rows.agents.ids[0])}, "
                 f"but they are {shape_of(observations)}. Put the piece before all others that change observations, and "
                 f"use it once."
             )
-        action_space = steps.spaces[1] if plan.how.action_space is None else plan.how.action_space
-        mask = flat_masks(action_space, observations[self.action_mask_key])
+        action_space = rows.action_space if plan.how.action_space is None else plan.how.action_space
+        mask = flat_masks(action_space, observations[self.action_mask_key], xp)
         if mask is None:
             raise ConnectorError(
-                f"ActionMasking: the mask of {_name(steps.agents.ids[0])} must have {wanted_mask(action_space)}, but "
+                f"ActionMasking: the mask of {_name(rows.agents.ids[0])} must have {wanted_mask(action_space)}, but "
                 f"is {shape_of(observations[self.action_mask_key])}. Fix the environment."
             )
-        return free_where_nothing_is_left(action_space, mask)
+        return free_where_nothing_is_left(action_space, mask, xp)
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Adds the masks, which are parts of the observations or an input of the program."""
-        plan, observations = self.plan_of(step), columns[Columns.OBS]
-        action_space = step.action_space if plan.how.action_space is None else plan.how.action_space
+    def _from_program(self, c: ColumnGroup, plan: Plan, xp: Any) -> Any:
+        """Returns ``[B, n]`` bool, an input of the program that is recorded; None without masks in infos."""
+        action_space = c.rows.action_space if plan.how.action_space is None else plan.how.action_space
         lens = values_per_choice(action_space)
-        if Columns.ACTION_MASK not in columns and lens is not None:
-            if plan.how.in_observation:
-                mask = _flat_tensors(action_space, observations[self.action_mask_key])
-                columns[Columns.ACTION_MASK] = _free_tensors(lens, mask)
-            elif plan.how.in_info:
-                path = (self.action_mask_key,)
-                mask = step.input("action_mask", (sum(lens),), np.bool_, role="action_mask", path=path)
-                columns[Columns.ACTION_MASK] = _free_tensors(lens, mask)
-        if plan.how.in_observation and not self.keep_in_observations:
-            rest = {key: part for key, part in observations.items() if key != self.action_mask_key}
-            columns[Columns.OBS] = rest if plan.how.kept is None else rest[plan.how.kept]
+        if lens is None or not plan.how.in_info:
+            return None
+        path = (self.action_mask_key,)
+        mask = c.program.input("action_mask", (sum(lens),), np.bool_, role="action_mask", path=path)
+        return free_where_nothing_is_left(action_space, mask, xp)
 
-    def _from_infos(
-        self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, steps: Steps
-    ) -> np.ndarray | None:
+    def _from_infos(self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, rows: Rows) -> np.ndarray | None:
         """Returns ``[B, n]`` bool, True in rows without a mask; None for agents whose actions cannot be masked."""
         key = self.action_mask_key
-        if self.source == "auto" and self._is_in(steps.spaces[0]) and not self._is_in(plan.before):
+        if self.source == "auto" and self._is_in(rows.observation_space) and not self._is_in(plan.before):
             raise ConnectorError(
-                f"ActionMasking: the environment's observations of {_name(steps.agents.ids[0])} have a part {key!r}, "
+                f"ActionMasking: the environment's observations of {_name(rows.agents.ids[0])} have a part {key!r}, "
                 f"but an earlier piece has changed them to {describe(plan.before)}. Put ActionMasking first, or set "
                 f"source='infos'."
             )
         found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
-        action_space = steps.spaces[1] if plan.how.action_space is None else plan.how.action_space
+        action_space = rows.action_space if plan.how.action_space is None else plan.how.action_space
         lens = values_per_choice(action_space)
         if lens is None or action_space is None:
             if not found:
                 return None
-            whose = _whose(steps, found[0][0])
+            whose = _whose(rows, found[0][0])
             if action_space is not None:
                 raise ConnectorError(str(self._without_choices(whose, action_space)))
             raise ConnectorError(
@@ -263,43 +233,19 @@ class ActionMasking(ObservationTransform):
             )
         allowed = np.ones((count, sum(lens)), bool)
         if found:
-            rows, masks = zip(*found, strict=True)
+            places, masks = zip(*found, strict=True)
             values = _stacked(masks, action_space)
             if values is None:
-                raise self._wrong_mask(found, action_space, steps)
-            allowed[list(rows)] = values
+                raise self._wrong_mask(found, action_space, rows)
+            allowed[list(places)] = values
         return free_where_nothing_is_left(action_space, allowed)
 
-    def _wrong_mask(self, found: Sequence[tuple[int, Any]], action_space: Space, steps: Steps) -> ConnectorError:
+    def _wrong_mask(self, found: Sequence[tuple[int, Any]], action_space: Space, rows: Rows) -> ConnectorError:
         row, mask = next((pair for pair in found if _stacked([pair[1]], action_space) is None), found[0])
         return ConnectorError(
-            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {_shape(mask)}, but its "
+            f"ActionMasking: the info of {_name(_whose(rows, row))} has a mask of shape {_shape(mask)}, but its "
             f"actions are {describe(action_space)}, so the mask needs {wanted_mask(action_space)}. Fix the environment."
         )
-
-
-def _flat_tensors(space: Space | None, masks: Tree) -> Tensor:
-    """Returns what ``flat_masks`` does, of tensors that fit the space."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        rows = leaves(masks)[0].shape[0]
-        found: list[Tensor] = []
-        for key, part in parts_of(space):
-            own = masks.get(key) if isinstance(masks, dict) else masks[key]
-            numbers = sum(values_per_choice(part) or ())
-            is_free = own is None or not leaves(own) or not all(leaf.shape[-1] for leaf in leaves(own))
-            found.append(torch.ones(rows, numbers, dtype=torch.bool) if is_free else _flat_tensors(part, own))
-        return torch.cat(found, 1)
-    if isinstance(masks, tuple):
-        masks = torch.cat(leaves(masks), 1)
-    if isinstance(space, spaces.MultiBinary) and tuple(masks.shape[1:]) == space.shape:
-        bits = masks.flatten(1)
-        return torch.stack([bits != 1, bits != 0], -1).flatten(1)
-    return masks != 0
-
-
-def _free_tensors(lens: list[int], masks: Tensor) -> Tensor:
-    """Returns what ``free_where_nothing_is_left`` does, of a tensor and the number of values of each choice."""
-    return torch.cat([part | ~part.any(-1, keepdim=True) for part in masks.split(lens, 1)], 1)
 
 
 def _stacked(masks: Sequence[Any], action_space: Space) -> np.ndarray | None:
@@ -328,8 +274,8 @@ def _infos(rows: Rows) -> Sequence[Mapping[str, Any]]:
     return rows.get(Columns.INFOS)
 
 
-def _whose(steps: Steps, row: int) -> AgentID | None:
-    ids, index = steps.agents
+def _whose(rows: Rows, row: int) -> AgentID | None:
+    ids, index = rows.agents
     return ids[int(index[row])]
 
 

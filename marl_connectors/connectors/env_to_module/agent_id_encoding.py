@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentIdEncoding(ObservationTransform):
@@ -24,48 +21,28 @@ class AgentIdEncoding(ObservationTransform):
 
     ``(n,)`` becomes ``(n + number of agents,)``, float32. So agents that share a module can learn to behave
     differently. Reads ``obs``; writes it back to the episodes. Keeps no state.
+
+    Args:
+        agent_ids: All agents, in the order of their numbers; None for those of the observation space.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        agent_ids: Sequence[AgentID] | None = None,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
+    agent_ids: Sequence[AgentID] | None = argument(default=None)
 
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            agent_ids: All agents, in the order of their numbers; None for those of the observation space.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-
-        Raises:
-            ConfigError: If ``agent_ids`` is not a list of different agent ids.
-        """
-        if isinstance(agent_ids, str) or (agent_ids is not None and len(set(agent_ids)) < max(len(agent_ids), 1)):
+    def begin(self) -> None:
+        super().begin()
+        ids = self.agent_ids
+        if isinstance(ids, str) or (ids is not None and len(set(ids)) < max(len(ids), 1)):
             raise ConfigError(
-                f"AgentIdEncoding: agent_ids must be a list of one or more different agent ids, not {agent_ids!r}."
+                f"AgentIdEncoding: agent_ids must be a list of one or more different agent ids, not {ids!r}."
             )
-        self._given = agent_ids
         self._alias: dict[AgentID | None, AgentID] = {}
-        self._number: dict[AgentID | None, int] = {} if agent_ids is None else _numbered(agent_ids)
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+        self._number: dict[AgentID | None, int] = {} if ids is None else _numbered(ids)
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Numbers the agents."""
         if None in agents:
             raise ConfigError("AgentIdEncoding: this piece is for several agents, but there is one. Leave it out.")
-        if self._given is None:
+        if self.agent_ids is None:
             self._number = _numbered(list(agents))
         for agent_id in agents:
             self._number_of(agent_id, ConfigError)
@@ -96,23 +73,19 @@ class AgentIdEncoding(ObservationTransform):
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         low, high = np.append(low, np.zeros(more, np.float32)), np.append(high, np.ones(more, np.float32))
-        return Plan(space, spaces.Box(low, high, dtype=np.float32), space.shape[0])
+        return Plan(space, spaces.Box(low, high, dtype=np.float32))
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Appends all one-hot vectors at once."""
-        ids, index = steps.agents
-        numbers = self.remembered(ids, lambda ids: np.array([self._number_of(i, ConnectorError) for i in ids]))
-        longer = np.zeros((len(observations), plan.how + len(self._number)), np.float32)
-        longer[:, : plan.how] = observations
-        longer[np.arange(len(longer)), plan.how + numbers[index]] = 1.0
-        return longer
+        flat = xp.astype(observations, xp.float32, copy=False)
+        one_hot = rows.of_agents(self.remembered(rows.agents.ids, self._one_hot))
+        if one_hot.shape[0] == 1:  # all rows are of one agent
+            one_hot = xp.broadcast_to(one_hot, (flat.shape[0], len(self._number)))
+        return xp.concat([flat, one_hot], axis=1)
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Appends the one-hot vectors."""
-        numbers = [self._number_of(agent_id, ConnectorError) for agent_id in step.agent_ids]
-        one_hot = step.of_agents(np.eye(len(self._number), dtype=np.float32)[numbers])
-        flat = columns[Columns.OBS].float()
-        columns[Columns.OBS] = torch.cat([flat, one_hot.expand(flat.shape[0], -1)], 1)
+    def _one_hot(self, ids: tuple[AgentID | None, ...]) -> np.ndarray:
+        """Returns the vector of each agent."""
+        return np.eye(len(self._number), dtype=np.float32)[[self._number_of(i, ConnectorError) for i in ids]]
 
 
 def _numbered(agent_ids: Sequence[AgentID | None]) -> dict[AgentID | None, int]:

@@ -6,12 +6,6 @@ from collections.abc import Iterator
 
 from gymnasium import Space
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.column_connector import ColumnConnector
-from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
-    AddObservationsFromEpisodesToBatch,
-)
-from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
@@ -29,18 +23,14 @@ class EnvToModulePipeline(ConnectorPipelineV2):
         """The space of the observations that the episodes hold once all pieces have run.
 
         It is the environment's space after the changes of all pieces that write to the episodes. The modules may get
-        another one. A piece on items that changes the observation space is assumed to write to the episodes, unless the
-        observations are in the batch already.
+        another one. A piece that changes the observation space is assumed to write to the episodes, unless the
+        observations are in the batch already, or it has ``puts_observations_in_batch``.
         """
         held, in_batch = self.input_observation_space, False
         for piece in _flat(self):
-            if isinstance(piece, (FrameStacking, AddObservationsFromEpisodesToBatch)):
+            if piece.puts_observations_in_batch:
                 in_batch = True
-            elif isinstance(piece, WriteObservationsToEpisodes):
-                held = piece.observation_space
-            elif isinstance(piece, ColumnConnector):
-                held = piece.observation_space if Columns.OBS in piece.write_to_episodes else held
-            elif not in_batch:
+            elif isinstance(piece, WriteObservationsToEpisodes) or not in_batch:
                 held = piece.observation_space
         return held
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.array_namespace import ARRAYS
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class ImageToFloat(ObservationTransform):
@@ -27,33 +27,12 @@ class ImageToFloat(ObservationTransform):
 
     Reads ``obs``; writes it back to the episodes, where it needs four times the memory. After FrameStacking it changes
     the batch only, and the learner pipeline needs both pieces. Keeps no state.
+
+    Args:
+        channels_first: Whether the channels become the first axis, as torch's convolutions need, or stay last.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        channels_first: bool = True,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            channels_first: Whether the channels become the first axis, as torch's convolutions need, or stay last.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-        """
-        self._channels_first = channels_first
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    channels_first: bool = argument(default=True)
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Checks that there is an image."""
@@ -72,34 +51,20 @@ class ImageToFloat(ObservationTransform):
         if not _is_image(space):
             return space
         assert isinstance(space, spaces.Box)
-        low, high = (self._changed(space, bound[None])[0] for bound in (space.low, space.high))
+        low, high = (self._changed(space, bound[None], ARRAYS)[0] for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
 
-    def _changed(self, space: Space, values: Any) -> Any:
+    def _changed(self, space: Space, values: Any, xp: Any) -> Any:
         if not _is_image(space):
             return values
         if values.ndim == 3:
             values = values[..., None]
-        if self._channels_first:
-            values = np.moveaxis(values, -1, 1)
-        scaled = np.empty(values.shape, np.float32)
-        return np.divide(values, np.float32(255), out=scaled, dtype=np.float32, casting="unsafe")
+        scaled = xp.astype(values, xp.float32) / 255.0
+        return xp.ascontiguousarray(xp.moveaxis(scaled, -1, 1)) if self.channels_first else scaled
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Converts the images."""
-        return map_values(self._changed, plan.before, observations) if plan.how else observations
-
-    def _changed_tensor(self, space: Space, values: Any) -> Any:
-        if not _is_image(space):
-            return values
-        values = values.float() / 255.0
-        if values.ndim == 3:
-            values = values.unsqueeze(-1)
-        return values.movedim(-1, 1) if self._channels_first else values
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Converts the images."""
-        columns[Columns.OBS] = map_values(self._changed_tensor, self.plan_of(step).before, columns[Columns.OBS])
+        return map_values(partial(self._changed, xp=xp), plan.before, observations) if plan.how else observations
 
 
 def _is_image(space: Space) -> bool:

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from math import inf, prod
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.array_namespace import ARRAYS
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, StreamState
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.state import ID, read_state
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
-
+from marl_connectors.validators import number, optional
 
 _Statistics: TypeAlias = dict[ID | None, StreamState]
 """The state of a MeanStdFilter."""
 
 
 class _Streams:
-    """The streams of statistics that some agent-steps belong to.
+    """The streams of statistics that some rows belong to.
 
     Attributes:
         table: The table of the streams.
-        index: ``[B]`` the index in the table of each step's stream.
-        sources: The sources of the steps' observations. None until they are needed, which is in env runners only.
+        of_agents: The index in the table of the stream of each of the rows' agents.
+        sources: The sources of the rows' observations. None until they are needed, which is in env runners only.
     """
 
-    __slots__ = ("_applied", "_version", "index", "sources", "table")
+    __slots__ = ("_applied", "_version", "of_agents", "sources", "table")
 
-    def __init__(self, table: StatsTable, index: np.ndarray):
+    def __init__(self, table: StatsTable, of_agents: np.ndarray):
         self.table = table
-        self.index = index
+        self.of_agents = of_agents
         self.sources: Sources | None = None
         self._version = -1
-        self._applied: tuple[np.ndarray, np.ndarray] = (index, index)
+        self._applied: tuple[Any, Any] = (of_agents, of_agents)
 
-    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the statistics to apply to each step, ``[B, F]`` each, or ``[1, F]`` if there is only one stream."""
+    def mean_and_std(self, rows: Rows) -> tuple[Any, Any]:
+        """Returns the statistics to apply to each row, ``[B, F]`` each, or ``[1, F]`` if they are the same for all."""
         table = self.table
         if self._version != table.version:
-            mean, std = table.applied()
-            self._applied = (mean, std) if len(mean) == 1 else (mean[self.index], std[self.index])
+            mean, std = (own if len(own) == 1 else own[self.of_agents] for own in table.applied())
+            self._applied = rows.of_agents(mean), rows.of_agents(std)
             self._version = table.version
         return self._applied
 
@@ -82,49 +80,28 @@ class MeanStdFilter(ObservationTransform):
     count, mean and sum of squared distances (float64) for each key, and the same of the observations that have not been
     merged yet, for each key and sub-environment. ``merge_states`` computes from the states of several runners the state
     of one filter that has seen all of their observations (Chan et al.), in the order of the sub-environments.
+
+    Args:
+        de_mean_to_zero: Whether to subtract the mean.
+        de_std_to_one: Whether to divide by the standard deviation.
+        clip_by_value: The bound x of standardised numbers, which are clipped to [-x, x]; None for no bound.
+        update_stats: Whether observations update the statistics; False for evaluation. The attribute may be changed
+            at any time.
+        share_between_agents: Whether agents with like spaces share one set of statistics.
     """
 
     belongs_in = (ENV_TO_MODULE,)
+    de_mean_to_zero: bool = argument(default=True)
+    de_std_to_one: bool = argument(default=True)
+    clip_by_value: float | None = argument(optional(number(above=0, max=inf)), default=10.0)
+    update_stats: bool = argument(default=True)
+    share_between_agents: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        de_mean_to_zero: bool = True,
-        de_std_to_one: bool = True,
-        clip_by_value: float | None = 10.0,
-        update_stats: bool = True,
-        share_between_agents: bool = False,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            de_mean_to_zero: Whether to subtract the mean.
-            de_std_to_one: Whether to divide by the standard deviation.
-            clip_by_value: The bound x of standardised numbers, which are clipped to [-x, x]; None for no bound.
-            update_stats: Whether observations update the statistics; False for evaluation. The attribute may be changed
-                at any time.
-            share_between_agents: Whether agents with like spaces share one set of statistics.
-
-        Raises:
-            ConfigError: If ``clip_by_value`` is not a number > 0.
-        """
-        if clip_by_value is not None and not (isinstance(clip_by_value, (int, float)) and clip_by_value > 0):
-            raise ConfigError(f"MeanStdFilter: clip_by_value must be a number > 0 or None, not {clip_by_value!r}.")
-        self.de_mean_to_zero = de_mean_to_zero
-        self.de_std_to_one = de_std_to_one
-        self.clip_by_value = clip_by_value
-        self.update_stats = update_stats
-        self._share = share_between_agents
+    def begin(self) -> None:
+        super().begin()
         self._tables: dict[int, StatsTable] = {}
         self._streams_of = RowMemory()
         self._numbers_of: tuple[Tree, np.ndarray] | None = None
-        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
     # Spaces.
 
@@ -156,114 +133,86 @@ class MeanStdFilter(ObservationTransform):
             table.copy_stream(like, agent_id)
             self.forget()
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Standardises all rows of a group. New observations update the statistics, or are collected for that."""
-        rows = columns.rows
-        if self.in_learner_pipeline or len(rows) != len(rows.counts):
-            raise _misplaced()
-        observations, steps = self.given(columns), Steps(rows, self._lookup)
-        is_by_hand = isinstance(rows, EpisodeRows)  # then the episodes may have ended
-        if self.update_stats and rows.acted is None and not (is_by_hand and rows.episodes[0].is_done):
-            self._count(observations, steps, None if shared_data is None else shared_data.get(FRAGMENT))
-        self.give_back(columns, observations, self.changed(observations, steps))
+        observations = self.given(c)
+        if c.program is None:
+            self._see(observations, c)
+        self.give_back(c, observations, self.changed(observations, c, xp))
         self._numbers_of = None
 
-    def _streams(self, plan: Plan, steps: Steps) -> _Streams:
-        """Returns the streams of some steps. They are cached if they may come again, as an env runner's rows do."""
-        found = self._streams_of.get(steps.rows)
+    def _see(self, observations: Tree, c: ColumnGroup) -> None:
+        """Counts observations that are acted on."""
+        rows = c.rows
+        if self.in_learner_pipeline or len(rows) != len(rows.counts):
+            raise _misplaced()
+        is_by_hand = isinstance(rows, EpisodeRows)  # then the episodes may have ended
+        if self.update_stats and rows.acted is None and not (is_by_hand and rows.episodes[0].is_done):
+            self._count(observations, rows, c.shared_data.get(FRAGMENT))
+
+    def _streams(self, plan: Plan, rows: Rows) -> _Streams:
+        """Returns the streams of some rows. They are cached if they may come again, as an env runner's rows do."""
+        found = self._streams_of.get(rows)
         if found is None:
-            found = self._find_streams(plan, steps)
-            if steps.rows.acted is None:
-                self._streams_of[steps.rows] = found
+            (features, shared_key), ids = plan.how, rows.agents.ids
+            table = self._tables.setdefault(features, StatsTable(features))
+            found = _Streams(table, self.remembered(ids, partial(self._indices, table, shared_key)))
+            if rows.acted is None:
+                self._streams_of[rows] = found
         return found
 
-    def _find_streams(self, plan: Plan, steps: Steps) -> _Streams:
-        (features, shared_key), agents = plan.how, steps.agents
-        if features not in self._tables:
-            self._tables[features] = StatsTable(features)
-        table = self._tables[features]
-
-        def find(ids: tuple[AgentID | None, ...]) -> np.ndarray:
-            return np.array([table.stream_of(self._key_of(agent_id, shared_key)) for agent_id in ids], np.int64)
-
-        index = self.remembered(agents.ids, find)[agents.index]
-        return _Streams(table, index)
+    def _indices(self, table: StatsTable, shared_key: str, ids: tuple[AgentID | None, ...]) -> np.ndarray:
+        """Returns the index in a table of each agent's stream."""
+        return np.array([table.stream_of(self._key_of(agent_id, shared_key)) for agent_id in ids], np.int64)
 
     def _key_of(self, agent_id: AgentID | None, shared_key: str) -> Any:
         if None in self._plans:
             return None
-        return shared_key if self._share or agent_id not in self._plans else agent_id
+        return shared_key if self.share_between_agents or agent_id not in self._plans else agent_id
 
-    def _applied_to(self, agent_ids: Sequence[AgentID | None], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the means and standard deviations that apply to agents, ``[number of agents, F]`` each."""
-        features, shared_key = plan.how
-        table = self._tables.setdefault(features, StatsTable(features))
-        streams = [table.stream_of(self._key_of(agent_id, shared_key)) for agent_id in agent_ids]
-        mean, std = table.applied()
-        return mean[streams], std[streams]
-
-    def _count(self, observations: Tree, steps: Steps, fragment: Fragment | None) -> None:
-        plan = self._plan_for(steps)
+    def _count(self, observations: Tree, rows: Rows, fragment: Fragment | None) -> None:
+        plan = self._plan_for(rows)
         if not fits(plan.before, observations):
             return  # transforming them raises the error
-        streams, numbers = self._streams(plan, steps), _numbers(plan.before, observations)
+        streams, numbers = self._streams(plan, rows), _numbers(plan.before, observations, ARRAYS)
+        index = streams.of_agents[rows.agents.index]
         if not np.isfinite(numbers).all():
-            bad = streams.index[int(np.flatnonzero(~np.isfinite(numbers).all(axis=1))[0])]
+            bad = index[int(np.flatnonzero(~np.isfinite(numbers).all(axis=1))[0])]
             raise ConnectorError(
                 f"MeanStdFilter: an observation of {list(streams.table.keys)[bad]!r} is not finite, which would make "
                 f"its statistics useless. Fix the environment."
             )
         if fragment is None:
-            streams.table.add_by_hand(numbers, streams.index)
+            streams.table.add_by_hand(numbers, index)
         else:
             if streams.sources is None:
-                streams.sources = Sources.of(streams.index, steps.rows, steps.agents)
+                streams.sources = Sources.of(index, rows)
             streams.table.collect(numbers, streams.sources, fragment)
         self._numbers_of = observations, numbers
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Standardises the observations with the statistics that apply."""
-        mean, std = self._streams(plan, steps).mean_and_std()
+        mean, std = self._streams(plan, rows).mean_and_std(rows)
         known = self._numbers_of
-        values = known[1] if known is not None and known[0] is observations else _numbers(plan.before, observations)
-        values = values - mean if self.de_mean_to_zero else values.copy()
+        is_known = known is not None and known[0] is observations
+        values = known[1] if known is not None and is_known else _numbers(plan.before, observations, xp)
+        if self.de_mean_to_zero:
+            values = values - mean
         if self.de_std_to_one:
-            values /= std
+            values = values / std
         if self.clip_by_value is not None:
-            np.minimum(np.maximum(values, -self.clip_by_value, out=values), self.clip_by_value, out=values)
-        if isinstance(plan.before, spaces.Box):
-            return values.reshape(observations.shape).astype(_dtype(plan.before))
-        begin = 0
-
-        def filtered(space: Space, leaf: np.ndarray) -> np.ndarray:
-            nonlocal begin
-            if not isinstance(space, spaces.Box):
-                return leaf
-            end = begin + prod(space.shape)
-            part, begin = values[:, begin:end], end
-            return part.reshape(leaf.shape).astype(_dtype(space))
-
-        return map_values(filtered, plan.before, observations)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Standardises the observations with the statistics that apply now."""
-        plan = self.plan_of(step)
-        mean, std = map(step.of_agents, self._applied_to(step.agent_ids, plan))
+            values = xp.minimum(xp.maximum(values, -self.clip_by_value), self.clip_by_value)
         begin = 0
 
         def filtered(space: Space, leaf: Any) -> Any:
             nonlocal begin
             if not isinstance(space, spaces.Box):
                 return leaf
-            begin, part = begin + prod(space.shape), slice(begin, begin + prod(space.shape))
-            values = leaf.flatten(1).double() if space.shape else leaf.double().unsqueeze(1)
-            values = values - mean[:, part] if self.de_mean_to_zero else values
-            values = values / std[:, part] if self.de_std_to_one else values
-            if self.clip_by_value is not None:
-                values = values.clamp(-self.clip_by_value, self.clip_by_value)
-            return values.reshape(leaf.shape).to(torch.from_numpy(np.zeros(0, _dtype(space))).dtype)
+            end = begin + prod(space.shape)
+            part, begin = values[:, begin:end], end
+            return xp.astype(part.reshape(leaf.shape), _dtype(space))
 
-        columns[Columns.OBS] = map_values(filtered, plan.before, columns[Columns.OBS])
+        return map_values(filtered, plan.before, observations)
 
     # State.
 
@@ -343,16 +292,14 @@ def _dtype(space: Space) -> np.dtype:
     return space.dtype if space.dtype.kind == "f" else np.dtype(np.float32)
 
 
-def _numbers(space: Space, observations: Tree) -> np.ndarray:
+def _numbers(space: Space, observations: Tree, xp: Any) -> Any:
     """Returns a new array ``[B, F]`` float64 with all Box parts, concatenated."""
-    if isinstance(space, spaces.Box):
-        return observations.reshape(len(observations), -1).astype(np.float64)
-    found: list[np.ndarray] = []
+    found: list[Any] = []
 
-    def take(part: Space, leaf: np.ndarray) -> np.ndarray:
+    def take(part: Space, leaf: Any) -> Any:
         if isinstance(part, spaces.Box):
-            found.append(leaf.reshape(len(leaf), -1).astype(np.float64))
+            found.append(xp.astype(leaf.reshape(leaf.shape[0], prod(part.shape)), xp.float64))
         return leaf
 
     map_values(take, space, observations)
-    return np.concatenate(found, axis=1)
+    return found[0] if len(found) == 1 else xp.concat(found, axis=1)

@@ -18,7 +18,7 @@ from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.spaces import stack
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import read_only, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -59,13 +59,13 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
         """
         raise NotImplementedError
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Preprocesses all rows at once if the class has ``preprocess_batch``, else one after another."""
-        rows = columns.rows
-        in_batch = Columns.OBS in columns
-        observations = columns[Columns.OBS] if in_batch else rows.get(Columns.OBS)
+        rows = c.rows
+        in_batch = Columns.OBS in c
+        observations = c[Columns.OBS] if in_batch else rows.get(Columns.OBS)
         if self._has("preprocess_batch"):
-            changed = self.preprocess_batch(tree_map(_read_only, observations), rows)
+            changed = self.preprocess_batch(read_only(observations), rows)
         else:
             items = iter(unstack(tree_map(np.copy, observations)))
             changed = self._stacked(
@@ -76,7 +76,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
                 ]
             )
         if in_batch:
-            columns[Columns.OBS] = changed
+            c[Columns.OBS] = changed
         else:
             rows.set(Columns.OBS, changed)
 
@@ -160,12 +160,6 @@ def _takes_two(function: Any) -> bool:
     if any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
         return True
     return sum(p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 def _own(leaf: Any) -> Any:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.flattening import one_hot, one_hot_size, one_hot_tensors
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.flattening import one_hot, one_hot_size
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
@@ -36,19 +33,10 @@ class OneHotObservations(ObservationTransform):
         )
         return Plan(space, after, any(isinstance(part, _DISCRETE) for part in leaf_spaces(space)))
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Converts the discrete parts."""
-        return map_values(_changed, plan.before, observations) if plan.how else observations
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Converts the discrete parts."""
-        plan = self.plan_of(step)
-        columns[Columns.OBS] = map_values(
-            lambda space, leaf: one_hot_tensors(space, leaf) if isinstance(space, _DISCRETE) else leaf,
-            plan.before,
-            columns[Columns.OBS],
-        )
+        def changed(space: Space, values: Any) -> Any:
+            return one_hot(space, values, xp) if isinstance(space, _DISCRETE) else values
 
-
-def _changed(space: Space, values: Any) -> Any:
-    return one_hot(space, values) if isinstance(space, _DISCRETE) else values
+        return map_values(changed, plan.before, observations) if plan.how else observations

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch.nn import functional
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class PadObservations(ObservationTransform):
@@ -51,23 +46,15 @@ class PadObservations(ObservationTransform):
             )
         return Plan(space, self._common, size)
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Pads the observations."""
         after = plan.after
         assert isinstance(after, spaces.Box)
-        if plan.how == after.shape[0] and observations.dtype == after.dtype:
-            return observations
-        padded = np.zeros((len(observations), *after.shape), after.dtype)
-        padded[:, : plan.how] = observations
-        return padded
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Pads the observations."""
-        plan = self.plan_of(step)
-        assert isinstance(plan.after, spaces.Box)
-        size = plan.after.shape[0]
-        dtype = torch.from_numpy(np.zeros(0, plan.after.dtype)).dtype
-        columns[Columns.OBS] = functional.pad(columns[Columns.OBS].to(dtype), (0, size - plan.how))
+        own = xp.astype(observations, after.dtype, copy=False)
+        missing = after.shape[0] - plan.how
+        if not missing:
+            return own
+        return xp.concat([own, xp.zeros((own.shape[0], missing), dtype=own.dtype)], axis=1)
 
 
 def _flat(agent_id: AgentID | None, space: Space) -> spaces.Box:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
+from marl_connectors.validators import integer
 
 
 class _How(NamedTuple):
@@ -36,56 +35,27 @@ class PrevActionsPrevRewards(ObservationTransform):
     ``prev_n_actions`` and ``prev_n_rewards``, for modules that accept a Dict.
 
     Reads ``obs``, ``actions`` and ``rewards``; writes ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        n_prev_actions: The number of actions. The episodes must keep as many steps from before each chunk
+            (``episode_lookback_horizon``).
+        n_prev_rewards: The number of rewards. The episodes must keep as many steps, too.
+        flatten: Whether the new observation is a vector; False for RLlib's Dict.
     """
 
     ORIG_OBS_KEY = "_orig_obs"
     PREV_ACTIONS_KEY = "prev_n_actions"
     PREV_REWARDS_KEY = "prev_n_rewards"
+    n_prev_actions: int = argument(integer(min=0), default=1)
+    n_prev_rewards: int = argument(integer(min=0), default=1)
+    flatten: bool = argument(default=True)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        n_prev_actions: int = 1,
-        n_prev_rewards: int = 1,
-        as_learner_connector: bool | None = None,
-        flatten: bool = True,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            n_prev_actions: The number of actions. The episodes must keep as many steps from before each chunk
-                (``episode_lookback_horizon``).
-            n_prev_rewards: The number of rewards. The episodes must keep as many steps, too.
-            as_learner_connector: Whether the piece is in a learner pipeline, where it adds the new observations to the
-                batch, for episodes that no env-to-module pipeline with this piece has changed. None leaves it to the
-                pipeline.
-            flatten: Whether the new observation is a vector; False for RLlib's Dict.
-
-        Raises:
-            ConfigError: If both numbers are 0, or one is not an integer >= 0.
-        """
-        for name, value in (("n_prev_actions", n_prev_actions), ("n_prev_rewards", n_prev_rewards)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"PrevActionsPrevRewards: {name} must be a whole number >= 0, not {value!r}.")
-        if not n_prev_actions and not n_prev_rewards:
+    def begin(self) -> None:
+        super().begin()
+        if not self.lookback:
             raise ConfigError(
                 "PrevActionsPrevRewards: n_prev_actions and n_prev_rewards are both 0. Leave the piece out."
             )
-        self.n_prev_actions = n_prev_actions
-        self.n_prev_rewards = n_prev_rewards
-        self._flatten = flatten
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
 
     @property
     def lookback(self) -> int:
@@ -103,7 +73,7 @@ class PrevActionsPrevRewards(ObservationTransform):
                 )
             actions = Flattener(action_space, count_from_0=True)
             width = actions.size * self.n_prev_actions
-        observations = Flattener(space) if self._flatten else None
+        observations = Flattener(space) if self.flatten else None
         how = _How(observations, actions, width)
         own: list[tuple[str, spaces.Box]] = []
         if actions is not None:
@@ -118,53 +88,18 @@ class PrevActionsPrevRewards(ObservationTransform):
         low, high = (np.concatenate([getattr(box, side) for box in boxes]) for side in ("low", "high"))
         return Plan(space, spaces.Box(low, high, dtype=np.float32), how)
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Adds the history of all steps at once."""
         how: _How = plan.how
-        own: list[tuple[str, np.ndarray]] = []
-        if how.actions is not None:
-            own.append((self.PREV_ACTIONS_KEY, self._prev_actions(how, steps)))
-        if self.n_prev_rewards:
-            n = self.n_prev_rewards
-            recent = steps.recent(Columns.REWARDS, n, newest=-1, who=type(self).__name__)
-            own.append((self.PREV_REWARDS_KEY, recent.values.astype(np.float32)))
-        if how.observations is None:
-            return {self.ORIG_OBS_KEY: observations, **dict(own)}
-        return np.concatenate([how.observations(observations), *(part for _, part in own)], axis=1)
-
-    def _prev_actions(self, how: _How, steps: Steps) -> np.ndarray:
-        assert how.actions is not None
-        n = self.n_prev_actions
-        recent = steps.recent(Columns.ACTIONS, n, newest=-1, who=type(self).__name__)
-        size = len(recent.reached)
-        flat = how.actions(tree_map(lambda leaf: leaf.reshape(size * n, *leaf.shape[2:]), recent.values))
-        flat = flat.reshape(size, n, how.actions.size)
-        if not recent.reached.all():
-            flat = flat * recent.reached[:, :, None]
-        return flat.reshape(size, how.width)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Adds the history. Actions are remembered in the program, and rewards are an input of it."""
-        how: _How = self.plan_of(step).how
+        who = type(self).__name__
         own: list[tuple[str, Any]] = []
         if how.actions is not None:
-            actions = step.memory("prev_actions", np.zeros((self.n_prev_actions, how.actions.size), np.float32))
-            flatten = how.actions.on_tensors
-
-            def remember(newest: Any) -> None:
-                actions.next = torch.cat([actions.value[:, 1:], flatten(newest).unsqueeze(1)], 1)
-
-            step.after_actions(remember)
-            own.append((self.PREV_ACTIONS_KEY, actions.value.flatten(1)))
+            flatten = partial(how.actions, xp=xp)
+            recent = rows.recent(Columns.ACTIONS, self.n_prev_actions, newest=-1, who=who, each=flatten)
+            own.append((self.PREV_ACTIONS_KEY, recent.reshape(recent.shape[0], how.width)))
         if self.n_prev_rewards:
-            rewards = step.reward().unsqueeze(1)
-            if self.n_prev_rewards > 1:
-                older = step.memory("prev_rewards", np.zeros(self.n_prev_rewards - 1, np.float32))
-                rewards = torch.cat([older.value, rewards], 1)
-                older.next = rewards[:, 1:]
-            own.append((self.PREV_REWARDS_KEY, rewards))
+            recent = rows.recent(Columns.REWARDS, self.n_prev_rewards, newest=-1, who=who)
+            own.append((self.PREV_REWARDS_KEY, xp.astype(recent, xp.float32)))
         if how.observations is None:
-            columns[Columns.OBS] = {self.ORIG_OBS_KEY: columns[Columns.OBS], **dict(own)}
-        else:
-            flat = how.observations.on_tensors(columns[Columns.OBS])
-            columns[Columns.OBS] = torch.cat([flat, *(part for _, part in own)], 1)
+            return {self.ORIG_OBS_KEY: observations, **dict(own)}
+        return xp.concat([how.observations(observations, xp), *(part for _, part in own)], axis=1)

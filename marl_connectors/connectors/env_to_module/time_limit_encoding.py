@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.arguments import argument
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
+from marl_connectors.validators import integer
 
 
 class TimeLimitEncoding(ObservationTransform):
@@ -28,38 +26,12 @@ class TimeLimitEncoding(ObservationTransform):
     Learning", arXiv:1712.00378.
 
     Reads ``obs`` and the number of steps; writes ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        max_steps: The number of the agent's steps after which the environment ends an episode.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        max_steps: int,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            max_steps: The number of the agent's steps after which the environment ends an episode.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-
-        Raises:
-            ConfigError: If ``max_steps`` is not a whole number >= 1.
-        """
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-            raise ConfigError(f"TimeLimitEncoding: max_steps must be a whole number >= 1, not {max_steps!r}.")
-        self.max_steps = max_steps
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    max_steps: int = argument(integer(min=1))
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """Returns the space with the time."""
@@ -72,18 +44,10 @@ class TimeLimitEncoding(ObservationTransform):
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         after = spaces.Box(np.append(low, np.float32(0.0)), np.append(high, np.float32(1.0)), dtype=np.float32)
-        return Plan(space, after, space.shape[0])
+        return Plan(space, after)
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Appends the time of all steps at once."""
-        longer = np.empty((len(observations), plan.how + 1), np.float32)
-        longer[:, : plan.how] = observations
-        longer[:, plan.how] = np.minimum(steps.rows.own_steps() / self.max_steps, 1.0)
-        return longer
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Appends the time. The number of steps is an input and an output of the program."""
-        memory = step.memory("steps", np.zeros((), np.int64))
-        memory.next = memory.value + 1
-        share = (memory.value.double() / self.max_steps).clamp(max=1.0).float()
-        columns[Columns.OBS] = torch.cat([columns[Columns.OBS].float(), share.unsqueeze(1)], 1)
+        share = xp.minimum(xp.astype(rows.own_steps(), xp.float64) / self.max_steps, 1.0)
+        flat = xp.astype(observations, xp.float32, copy=False)
+        return xp.concat([flat, xp.astype(share, xp.float32)[:, None]], axis=1)

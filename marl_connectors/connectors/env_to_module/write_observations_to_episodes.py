@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class WriteObservationsToEpisodes(ConnectorV2):
@@ -37,23 +34,20 @@ class WriteObservationsToEpisodes(ConnectorV2):
                 f"there are {given}. Put it into an env-to-module pipeline, before AgentToModuleMapping."
             )
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Writes all rows at once.
 
         Raises:
             ConnectorError: If the batch has no ``obs``, or ``obs`` has tensors.
         """
-        if Columns.OBS not in columns:
+        if Columns.OBS not in c:
             raise _nothing()
-        observations = columns[Columns.OBS]
-        if any(not isinstance(leaf, np.ndarray) for leaf in leaves(observations)):
+        observations = c[Columns.OBS]
+        if c.program is None and any(not isinstance(leaf, np.ndarray) for leaf in leaves(observations)):
             raise ConnectorError(
                 "WriteObservationsToEpisodes: expected arrays in 'obs', got tensors. Put it before NumpyToTensor."
             )
-        columns.rows.set(Columns.OBS, observations)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since a program has no episodes."""
+        c.rows.set(Columns.OBS, observations)
 
 
 def _nothing() -> ConnectorError:

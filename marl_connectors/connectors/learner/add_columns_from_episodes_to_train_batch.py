@@ -33,24 +33,24 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
 
     belongs_in = (LEARNER,)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns. Their values in an episode's last row, which was not acted on, have no meaning."""
-        rows = columns.rows
+        rows = c.rows
         outputs = [name for name in rows.columns() if name not in _NOT_OUTPUTS]
         for name in (Columns.ACTIONS, Columns.REWARDS, *outputs):
-            if name not in columns:
+            if name not in c:
                 values = rows.get(name)
-                columns[name] = values.astype(np.float32) if name == Columns.REWARDS else values
-        if Columns.TERMINATEDS in columns and Columns.TRUNCATEDS in columns:  # the rows of a replay buffer have them
+                c[name] = values.astype(np.float32) if name == Columns.REWARDS else values
+        if Columns.TERMINATEDS in c and Columns.TRUNCATEDS in c:  # the rows of a replay buffer have them
             return
         last_steps = np.cumsum(rows.counts) - (2 if rows.acted is not None else 1)
         for name, flags in (
             (Columns.TERMINATEDS, [chunk.is_terminated for chunk in rows.chunks]),
             (Columns.TRUNCATEDS, [chunk.is_truncated for chunk in rows.chunks]),
         ):
-            if name not in columns:
-                columns[name] = np.zeros(len(rows), bool)
-                columns[name][last_steps] = flags
+            if name not in c:
+                c[name] = np.zeros(len(rows), bool)
+                c[name][last_steps] = flags
 
 
 AddColumnsFromEpisodesToBatch = AddColumnsFromEpisodesToTrainBatch

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -29,47 +30,33 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
 
     Attributes:
         size: The number of numbers in a vector.
+
+    Args:
+        state_space: The space of the environment's state.
+        agent_ids: The agents with a one-hot number, in order. None stands for the agents of
+            ``input_observation_space`` if it is a Dict by agent id, else for no agents.
     """
 
     belongs_in = (LEARNER,)
     reads_env_states = True
+    state_space: Space = argument()
+    agent_ids: Iterable[AgentID] | None = argument(default=None)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        state_space: Space,
-        agent_ids: Iterable[AgentID] | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            state_space: The space of the environment's state.
-            agent_ids: The agents with a one-hot number, in order. None stands for the agents of
-                ``input_observation_space`` if it is a Dict by agent id, else for no agents.
-
-        Raises:
-            ConfigError: If a state has no fixed size.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.state_space = state_space
-        self._flattener = Flattener(state_space, scale_bytes=True)
-        self._given = None if agent_ids is None else list(agent_ids)
+    def begin(self) -> None:
+        super().begin()
+        self._flattener = Flattener(self.state_space, scale_bytes=True)
 
     @property
-    def agent_ids(self) -> list[AgentID]:
+    def numbered_agents(self) -> list[AgentID]:
         """The agents with a one-hot number, in order."""
-        if self._given is None and isinstance(self.input_observation_space, spaces.Dict):
+        if self.agent_ids is None and isinstance(self.input_observation_space, spaces.Dict):
             return list(self.input_observation_space.spaces)
-        return self._given or []
+        return list(self.agent_ids or ())
 
     @property
     def size(self) -> int:
         """The number of numbers in a vector."""
-        return self._flattener.size + len(self.agent_ids)
+        return self._flattener.size + len(self.numbered_agents)
 
     def _at(self, rows: Rows) -> np.ndarray:
         """Returns ``[B, size]`` float32."""
@@ -79,7 +66,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
                 "pipeline when it is built. Copies and slices of episodes, and episodes that were made by hand, have "
                 "none. Train on the episodes that the run's own runner has sampled."
             )
-        agent_ids, size = self.agent_ids, self._flattener.size
+        agent_ids, size = self.numbered_agents, self._flattener.size
         out = np.zeros((len(rows), size + len(agent_ids)), np.float32)
         out[:, :size] = self._flattener(rows.get(Columns.ENV_STATE))
         slots = {agent_id: size + slot for slot, agent_id in enumerate(agent_ids)}
@@ -88,7 +75,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         out[known, own[known]] = 1.0
         return out
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once."""
-        if Columns.CRITIC_OBS not in columns:
-            columns[Columns.CRITIC_OBS] = self._at(columns.rows)
+        if Columns.CRITIC_OBS not in c:
+            c[Columns.CRITIC_OBS] = self._at(c.rows)

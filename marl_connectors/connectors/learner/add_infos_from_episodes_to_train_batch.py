@@ -19,7 +19,7 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
 
     belongs_in = (LEARNER,)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the info dicts of the rows."""
-        if Columns.INFOS not in columns:
-            columns[Columns.INFOS] = columns.rows.get(Columns.INFOS)
+        if Columns.INFOS not in c:
+            c[Columns.INFOS] = c.rows.get(Columns.INFOS)

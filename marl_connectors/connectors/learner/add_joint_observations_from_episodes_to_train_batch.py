@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -29,28 +30,15 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
     Each row is a vector ``[size]`` as ``JointObservations`` describes it. Reads the observations in the episodes of all
     agents, also of those that are not trained. Writes ``critic_obs`` to the batch, ``[B, size]`` float32. Keeps no
     state.
+
+    Args:
+        agent_spaces: The observation space of each agent that may appear, as the episodes hold its observations.
+            None stands for the spaces of ``input_observation_space``, a Dict by agent id.
     """
 
     belongs_in = (LEARNER,)
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        agent_spaces: Mapping[AgentID, Space] | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            agent_spaces: The observation space of each agent that may appear, as the episodes hold its observations.
-                None stands for the spaces of ``input_observation_space``, a Dict by agent id.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._agent_spaces = None if agent_spaces is None else dict(agent_spaces)
-        self._joint: JointObservations | None = None
+    agent_spaces: Mapping[AgentID, Space] | None = argument(default=None)
+    _joint: JointObservations | None = None
 
     @property
     def joint(self) -> JointObservations:
@@ -60,7 +48,7 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
             ConfigError: If the agents' spaces are not known.
         """
         if self._joint is None:
-            given: Any = self._agent_spaces or self.input_observation_space
+            given: Any = self.agent_spaces or self.input_observation_space
             if isinstance(given, spaces.Dict):
                 given = given.spaces
             if not isinstance(given, Mapping):
@@ -76,18 +64,13 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         """The number of numbers in a vector."""
         return self.joint.size
 
-    def _of_episodes(self, episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> EpisodeJointObservations:
-        """Returns the joint observations of the episodes, which are prepared once for all groups of a batch."""
-        shared = {} if shared_data is None else shared_data
-        if "joint_observations" not in shared:
-            shared["joint_observations"] = self.joint.of_episodes(episodes)
-        return shared["joint_observations"]
-
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once."""
-        if Columns.CRITIC_OBS not in columns:
-            joint = self._of_episodes(shared_data[RUN_EPISODES].unextended, shared_data)
-            columns[Columns.CRITIC_OBS] = joint.at(columns.rows)
+        if Columns.CRITIC_OBS not in c:
+            if "joint_observations" not in c.shared_data:  # they are prepared once for all groups of a batch
+                episodes = c.shared_data[RUN_EPISODES].unextended
+                c.shared_data["joint_observations"] = self.joint.of_episodes(episodes)
+            c[Columns.CRITIC_OBS] = c.shared_data["joint_observations"].at(c.rows)
 
 
 class _AgentObservations(NamedTuple):

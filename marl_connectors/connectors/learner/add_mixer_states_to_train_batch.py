@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -36,57 +37,44 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
         agents: All agents that can appear, by module.
         size: The number of numbers in a vector.
         reads_env_states: Whether the vectors are the environment's states.
+
+    Args:
+        agents: As above.
+        agent_spaces: The observation space of each agent, as the episodes hold its observations. It is not needed
+            with a ``state_space``.
+        state_space: The space of the environment's state; None for observations.
     """
 
     belongs_in = (LEARNER,)
+    agents: Mapping[ModuleID, Sequence[AgentID]] = argument()
+    agent_spaces: Mapping[AgentID, Space] | None = argument(default=None)
+    state_space: Space | None = argument(default=None)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        agents: Mapping[ModuleID, Sequence[AgentID]],
-        agent_spaces: Mapping[AgentID, Space] | None = None,
-        state_space: Space | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            agents: As above.
-            agent_spaces: The observation space of each agent, as the episodes hold its observations. It is not needed
-                with a ``state_space``.
-            state_space: The space of the environment's state; None for observations.
-
-        Raises:
-            ConfigError: If observations or states have no fixed size.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.agents = {module_id: tuple(own) for module_id, own in agents.items()}
-        self.reads_env_states = state_space is not None
-        if state_space is not None:
-            self._of_state = Flattener(state_space, scale_bytes=True)
+    def begin(self) -> None:
+        super().begin()
+        self.reads_env_states = self.state_space is not None
+        if self.state_space is not None:
+            self._of_state = Flattener(self.state_space, scale_bytes=True)
             self.size = self._of_state.size
-        else:
-            found = agent_spaces or {}
-            self._flatteners = {m: Flattener(found[own[0]], scale_bytes=True) for m, own in agents.items() if own}
-            self.size = sum((self._flatteners[m].size + 1) * len(own) for m, own in agents.items() if own)
+            return
+        found, agents = self.agent_spaces or {}, self.agents.items()
+        self._flatteners = {m: Flattener(found[own[0]], scale_bytes=True) for m, own in agents if own}
+        self.size = sum((self._flatteners[m].size + 1) * len(own) for m, own in agents if own)
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once.
 
         Raises:
             ConnectorError: If the rows are not of a ``TeamReplayBuffer``, or have no states.
         """
-        sample = shared_data[RUN_EPISODES].unextended
+        sample = c.shared_data[RUN_EPISODES].unextended
         if not isinstance(sample, EnvStepSample) or not sample.shares_rewards:
             raise ConnectorError("expected a sample of a TeamReplayBuffer, as the rows of all agents are needed.")
-        if MIXER_STATE not in shared_data:
+        if MIXER_STATE not in c.shared_data:
             states = self._env_states(sample) if self.reads_env_states else self._observations(sample)
-            shared_data[MIXER_STATE] = states.reshape(-1, self.size)
-        at = [sample.segments[module_id].env_steps for module_id in columns.module_ids]
-        columns[MIXER_STATE] = shared_data[MIXER_STATE][np.concatenate(at)]
+            c.shared_data[MIXER_STATE] = states.reshape(-1, self.size)
+        at = [sample.segments[module_id].env_steps for module_id in c.module_ids]
+        c[MIXER_STATE] = c.shared_data[MIXER_STATE][np.concatenate(at)]
 
     def _observations(self, sample: EnvStepSample) -> np.ndarray:
         """Returns ``[N, W, size]`` vectors of observations."""

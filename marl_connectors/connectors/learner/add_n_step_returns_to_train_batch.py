@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import REWARD_CHANGES
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -35,56 +36,40 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Unless
     ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of sequences for stateful modules stay as they
     are, as the targets of their steps need the states at later steps of the sequence. Keeps no state.
+
+    Args:
+        n_step: The number of rewards.
+        gamma: The discount per agent step; or a function that returns that of a module, called for each batch.
+        keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
+        check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
+            are. It takes time, and is not needed if no piece before changes them.
     """
 
     belongs_in = (LEARNER,)
+    n_step: int = argument(default=1)
+    gamma: float | Callable[[ModuleID], float] = argument(default=0.99)
+    keep_action_masks: bool = argument(default=False)
+    check_observations: bool = argument(default=True)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        n_step: int = 1,
-        gamma: float | Callable[[ModuleID], float] = 0.99,
-        keep_action_masks: bool = False,
-        check_observations: bool = True,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            n_step: The number of rewards.
-            gamma: The discount per agent step; or a function that returns that of a module, called for each batch.
-            keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
-            check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
-                are. It takes time, and is not needed if no piece before changes them.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.n_step = n_step
-        self.gamma = gamma
-        self.keep_action_masks = keep_action_masks
-        self.check_observations = check_observations
-
-    def on_columns(self, *, columns: ColumnGroup, shared_data: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns.
 
         Raises:
             ConnectorError: If the rows are not of a replay buffer, if a piece has changed the observations of the
                 batch, or if one has changed the rewards of the batch, and the same change of later ones is not known.
         """
-        rows = columns.rows
+        rows = c.rows
         if rows.sequence_lengths is not None:
             return
         if not rows.has(Columns.TERMINATEDS):
             raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
-        if self.check_observations and Columns.OBS in columns:
-            _check_unchanged(columns)
+        if self.check_observations and Columns.OBS in c:
+            _check_unchanged(c)
         gammas = np.empty(len(rows))
-        for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
+        for module_id, begin, end in zip(c.module_ids, c.splits, c.splits[1:], strict=False):
             gammas[begin:end] = self.gamma(module_id) if callable(self.gamma) else self.gamma
-        changes = (shared_data or {}).get(REWARD_CHANGES, {}).values()
-        total = self._first_rewards(columns, changes).astype(np.float64)
+        changes = c.shared_data.get(REWARD_CHANGES, {}).values()
+        total = self._first_rewards(c, changes).astype(np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
         new_obs = rows.reach(Columns.OBS, 1)[0]  # every step that was drawn has one
         masks = rows.reach(Columns.ACTION_MASK, 1)[0] if rows.has(Columns.ACTION_MASK) else None
@@ -99,13 +84,13 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             new_obs = _where(is_taken, rows.reach(Columns.OBS, k + 1)[0], new_obs)
             if masks is not None:
                 masks = _where(is_taken, rows.reach(Columns.ACTION_MASK, k + 1)[0], masks)
-        columns[Columns.REWARDS] = total.astype(np.float32)
-        columns[Columns.NEXT_OBS] = new_obs
-        columns[DISCOUNTS] = np.where(terminated, 0.0, discounts).astype(np.float32)
+        c[Columns.REWARDS] = total.astype(np.float32)
+        c[Columns.NEXT_OBS] = new_obs
+        c[DISCOUNTS] = np.where(terminated, 0.0, discounts).astype(np.float32)
         if masks is not None:
-            columns[NEXT_ACTION_MASK] = masks
+            c[NEXT_ACTION_MASK] = masks
             if not self.keep_action_masks:
-                columns.pop(Columns.ACTION_MASK, None)
+                c.pop(Columns.ACTION_MASK, None)
 
     def _first_rewards(self, columns: ColumnGroup, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:
         """Returns the reward of each step itself, which pieces may have changed in any way if it is the only one."""

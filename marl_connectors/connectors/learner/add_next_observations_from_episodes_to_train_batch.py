@@ -22,13 +22,13 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
 
     belongs_in = (LEARNER,)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the observations of the next rows."""
-        if Columns.NEXT_OBS in columns:
+        if Columns.NEXT_OBS in c:
             return
-        rows = columns.rows
+        rows = c.rows
         if rows.acted is None or rows.acted.all():  # an earlier piece has dropped the rows of last observations
-            columns[Columns.NEXT_OBS] = rows.get(Columns.OBS, offset=1)
+            c[Columns.NEXT_OBS] = rows.get(Columns.OBS, offset=1)
             return
         further = np.arange(len(rows)) + rows.acted
-        columns[Columns.NEXT_OBS] = tree_map(lambda leaf: leaf[further], rows.get(Columns.OBS))
+        c[Columns.NEXT_OBS] = tree_map(lambda leaf: leaf[further], rows.get(Columns.OBS))

@@ -29,13 +29,13 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
 
     belongs_in = (LEARNER,)
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the mask, and extends the episodes for later pieces that work on items."""
-        rows = columns.rows
-        if Columns.LOSS_MASK not in columns:
-            columns[Columns.LOSS_MASK] = np.ones(len(rows), bool) if rows.acted is None else rows.acted.copy()
-        if shared_data and RUN_EPISODES in shared_data:
-            shared_data[RUN_EPISODES].extend()
+        rows = c.rows
+        if Columns.LOSS_MASK not in c:
+            c[Columns.LOSS_MASK] = np.ones(len(rows), bool) if rows.acted is None else rows.acted.copy()
+        if RUN_EPISODES in c.shared_data:
+            c.shared_data[RUN_EPISODES].extend()
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
         """Replaces the episodes in a list by views that are one step longer, if the piece is called by hand.

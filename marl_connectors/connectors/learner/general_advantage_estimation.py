@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
@@ -64,43 +65,29 @@ class GeneralAdvantageEstimation(ConnectorV2):
     mean counts as 0 and the standard deviation as 1.
 
     State: these means for each module with ``normalize_values``.
+
+    Args:
+        gamma: Discount per agent step, in [0, 1].
+        lambda_: Bias/variance trade-off, in [0, 1].
+        standardize: Whether to standardise the advantages.
+        module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings;
+            ``normalize_values`` and ``value_norm_beta`` may be among them.
+        normalize_values: Whether the value function predicts normalised returns.
+        value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1]: 1 for the
+            mean over all updates, 0 for the statistics of the newest one.
     """
 
     belongs_in = (LEARNER,)
+    gamma: float = argument(default=0.99)
+    lambda_: float = argument(default=1.0)
+    standardize: bool = argument(default=True)
+    module_settings: dict[str, dict[str, Any]] = argument(default=None)
+    normalize_values: bool = argument(default=False)
+    value_norm_beta: float = argument(default=0.99999)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        gamma: float = 0.99,
-        lambda_: float = 1.0,
-        standardize: bool = True,
-        module_settings: dict[str, dict[str, Any]] | None = None,
-        normalize_values: bool = False,
-        value_norm_beta: float = 0.99999,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            gamma: Discount per agent step, in [0, 1].
-            lambda_: Bias/variance trade-off, in [0, 1].
-            standardize: Whether to standardise the advantages.
-            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings;
-                ``normalize_values`` and ``value_norm_beta`` may be among them.
-            normalize_values: Whether the value function predicts normalised returns.
-            value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1]: 1 for the
-                mean over all updates, 0 for the statistics of the newest one.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.gamma = gamma
-        self.lambda_ = lambda_
-        self.standardize = standardize
-        self.module_settings = module_settings or {}
-        self.normalize_values = normalize_values
-        self.value_norm_beta = value_norm_beta
+    def begin(self) -> None:
+        super().begin()
+        self.module_settings = self.module_settings or {}
         self._moments_of_targets: dict[ModuleID, Moments] = {}
 
     @property
@@ -120,9 +107,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         found = np.array([own[chunk.module_id or DEFAULT_MODULE_ID] for chunk in rows.chunks])
         return found[:, 0], found[:, 1]
 
-    def on_columns(
-        self, *, rl_module: Any, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Works on all episodes of all modules of a group at once.
 
         If several learners update the modules together, ``after_columns`` standardises the advantages and normalises
@@ -132,20 +117,21 @@ class GeneralAdvantageEstimation(ConnectorV2):
             ConnectorError: If an earlier piece has dropped the rows of last observations.
             ModuleError: If a module has no value function.
         """
-        rows = columns.rows
+        rows = c.rows
         if rows.acted is not None and rows.acted.all() and len(rows):
             raise ConnectorError(
                 "an earlier piece has dropped the rows of last observations, whose values the last steps' advantages "
                 "need. Put that piece after this one."
             )
-        check_observations(columns, rl_module, train=True)
-        device = columns[Columns.REWARDS].device
-        wanted = [compute_values(rl_module, columns), columns[Columns.REWARDS]]
-        wanted += [columns.pop(Columns.LOSS_MASK)] if Columns.LOSS_MASK in columns else []
-        wanted += [columns[Columns.ACTION_MASK]] if Columns.ACTION_MASK in columns else []
+        rl_module = self.critics_of(c.rl_module)
+        check_observations(c, rl_module, train=True)
+        device = c[Columns.REWARDS].device
+        wanted = [compute_values(rl_module, c), c[Columns.REWARDS]]
+        wanted += [c.pop(Columns.LOSS_MASK)] if Columns.LOSS_MASK in c else []
+        wanted += [c[Columns.ACTION_MASK]] if Columns.ACTION_MASK in c else []
         values, rewards, *masks = (tensor.numpy() for tensor in all_on_host(wanted))
-        legal = masks.pop() if Columns.ACTION_MASK in columns else None
-        values = self._in_units_of_returns(values, columns)
+        legal = masks.pop() if Columns.ACTION_MASK in c else None
+        values = self._in_units_of_returns(values, c)
         gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
             rewards,
@@ -158,14 +144,14 @@ class GeneralAdvantageEstimation(ConnectorV2):
         acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
         counted = acted & masks[0].astype(bool) if masks else acted
         # A stateful module must step through the masked steps of its sequences, so they stay.
-        real = np.flatnonzero(counted if columns.sequences is None else acted)
+        real = np.flatnonzero(counted if c.sequences is None else acted)
         counted = counted[real]
         free = None if legal is None else leaves_a_choice(rows.action_space, legal[real])
-        splits = np.searchsorted(real, columns.splits)
+        splits = np.searchsorted(real, c.splits)
         advantages = advantages[real]
-        estimates = _Estimates(columns, advantages, advantages + values[real], counted, free, splits)
-        if shared_data is not None and RANKS in shared_data and self.needs_all_rows:
-            shared_data.setdefault(_ESTIMATES, []).append(estimates)
+        estimates = _Estimates(c, advantages, advantages + values[real], counted, free, splits)
+        if RANKS in c.shared_data and self.needs_all_rows:
+            c.shared_data.setdefault(_ESTIMATES, []).append(estimates)
         else:
             if self.standardize:
                 for _, part in estimates.parts():
@@ -174,13 +160,17 @@ class GeneralAdvantageEstimation(ConnectorV2):
             self._normalize_targets([estimates], [self._moments_of(estimates)])
         both = (advantages.astype(np.float32), estimates.targets.astype(np.float32))
         index, *found = all_moved([real, *both, *([] if counted.all() else [counted])], device)
-        for name, column in columns.items():
-            columns[name] = _rows(column, index)
-        columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.LOSS_MASK), found, strict=False))
-        if columns.sequences is not None:
-            columns.sequences = columns.sequences.without(acted)
-        columns.rows, columns.stacking = rows.kept(real), None
-        columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
+        for name, column in c.items():
+            c[name] = _rows(column, index)
+        c.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.LOSS_MASK), found, strict=False))
+        if c.sequences is not None:
+            c.sequences = c.sequences.without(acted)
+        c.rows, c.stacking = rows.kept(real), None
+        c.splits, c.rows_per_module = c.rows.splits, c.rows.rows_per_module
+
+    def critics_of(self, rl_module: Any) -> Any:
+        """Returns the modules whose values are computed."""
+        return rl_module
 
     def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
         """Standardises advantages and normalises targets by the moments of the rows of all learners."""
@@ -207,16 +197,16 @@ class GeneralAdvantageEstimation(ConnectorV2):
             one.columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS), found, strict=True))
 
     def check_can_be_divided(self) -> None:
-        """Checks that nobody has overridden ``on_columns``, which does not have the rows of all learners.
+        """Checks that nobody has overridden ``columns``, which does not have the rows of all learners.
 
         Raises:
             LearnerError: If somebody has, and the piece needs these rows.
         """
-        is_own = type(self).on_columns.__module__.partition(".")[0] != __name__.partition(".")[0]
+        is_own = type(self).columns.__module__.partition(".")[0] != __name__.partition(".")[0]
         if self.needs_all_rows and is_own:
             raise LearnerError(
-                f"{type(self).__name__}: it overrides on_columns of GeneralAdvantageEstimation, but with several "
-                f"learners the advantages are standardised and the targets normalised after on_columns, over the rows "
+                f"{type(self).__name__}: it overrides columns of GeneralAdvantageEstimation, but with several "
+                f"learners the advantages are standardised and the targets normalised after columns, over the rows "
                 f"of all learners. Use a piece of your own behind it, standardize=False without normalize_values, or "
                 f"num_learners=0."
             )

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
+from marl_connectors.connectors.learner.reward_transform import rewards_of_columns
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.errors import ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within
 from marl_connectors.ops.moments import Moments
 from marl_connectors.state import Index, State, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
+from marl_connectors.validators import number, optional
 
 _KEEP_AT_LEAST = 256
 """The number of running returns that are kept for a module, at least; four for each of its episodes in a batch if that
@@ -63,41 +64,22 @@ class NormalizeRewards(ConnectorV2):
     those since then, and the returns of episodes that have not ended.
 
     Several learners that each have a part of a batch divide by the statistics of the whole batch.
+
+    Args:
+        gamma: Discount per agent step, in [0, 1]; use the algorithm's.
+        clip: The bound of normalised rewards, which are clipped to [-clip, clip]; None for no bound.
+        epsilon: The number that is added to the variance.
+        update_stats: Whether to update the statistics; False uses them as they are.
     """
 
     belongs_in = (LEARNER,)
+    gamma: float = argument(number(min=0, max=1), default=0.99)
+    clip: float | None = argument(optional(number(above=0)), default=10.0)
+    epsilon: float = argument(number(above=0), default=1e-8)
+    update_stats: bool = argument(default=True)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        gamma: float = 0.99,
-        clip: float | None = 10.0,
-        epsilon: float = 1e-8,
-        update_stats: bool = True,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            gamma: Discount per agent step, in [0, 1]; use the algorithm's.
-            clip: The bound of normalised rewards, which are clipped to [-clip, clip]; None for no bound.
-            epsilon: The number that is added to the variance.
-            update_stats: Whether to update the statistics; False uses them as they are.
-
-        Raises:
-            ConfigError: If an argument is out of its range.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.gamma = checked_gamma("NormalizeRewards", gamma)
-        for name, value in (("clip", clip), ("epsilon", epsilon)):
-            if not (value is None and name == "clip") and not (isinstance(value, (int, float)) and value > 0):
-                raise ConfigError(f"NormalizeRewards: {name} must be a number > 0, not {value!r}.")
-        self.clip = clip
-        self.epsilon = epsilon
-        self.update_stats = update_stats
+    def begin(self) -> None:
+        super().begin()
         self.reset_state()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
@@ -126,10 +108,10 @@ class NormalizeRewards(ConnectorV2):
                 _add(found, module_id, Moments(*map(float, moments)))
         return found
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Normalises the rewards of all rows of a group at once."""
-        if RANKS not in (shared_data or {}):
-            self._normalize(columns)
+        if RANKS not in c.shared_data:
+            self._normalize(c)
 
     def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
         """Adds the returns of the batches of all learners to the statistics, and normalises the rewards by these.

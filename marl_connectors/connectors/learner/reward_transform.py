@@ -10,7 +10,6 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import ColumnGroup
-from marl_connectors.errors import ConfigError
 
 REWARD_CHANGES = "reward_changes"
 """Key in ``shared_data``: ``{piece: its changed()}`` of the pieces that have changed the batch's rewards, in their
@@ -31,11 +30,10 @@ class RewardTransform(ConnectorV2):
         """Returns the new rewards for ``[B]`` rewards or for a single one."""
         raise NotImplementedError(f"{type(self).__name__}: override changed(rewards).")
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Changes the rewards of all rows of a group at once."""
-        if shared_data is not None:
-            shared_data.setdefault(REWARD_CHANGES, {})[self] = self.changed
-        columns[Columns.REWARDS] = self.changed(rewards_of_columns(columns))
+        c.shared_data.setdefault(REWARD_CHANGES, {})[self] = self.changed
+        c[Columns.REWARDS] = self.changed(rewards_of_columns(c))
 
 
 def rewards_of_columns(columns: ColumnGroup) -> Any:
@@ -43,18 +41,3 @@ def rewards_of_columns(columns: ColumnGroup) -> Any:
     if Columns.REWARDS in columns:
         return columns[Columns.REWARDS]
     return columns.rows.get(Columns.REWARDS).astype(np.float32)
-
-
-def checked_gamma(who: str, gamma: float) -> float:
-    """Checks a discount factor and returns it as a float.
-
-    Args:
-        who: The piece, for the message.
-        gamma: The discount factor.
-
-    Raises:
-        ConfigError: If ``gamma`` is not a number in [0, 1].
-    """
-    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
-    return float(gamma)

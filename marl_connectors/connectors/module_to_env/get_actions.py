@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
@@ -24,9 +25,6 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.rl_module.states import is_single
 from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 ACTION_NOISE = "action_noise"
 """Key in ``shared_data`` of the runner's ActionNoise, from which actions are sampled with the run's seed."""
@@ -58,65 +56,52 @@ class GetActions(ConnectorV2):
 
     The outputs of modules on a GPU are first moved to the CPU, all in one copy, since the trajectories need them there,
     and actions are sampled on the CPU.
+
+    Args:
+        defer_logp: Whether, in columns, the runner computes ``action_logp`` once for a whole fragment, from the
+            recorded inputs and actions. No later piece may change either of them.
     """
 
     belongs_in = (MODULE_TO_ENV,)
 
     phase_after = Phase.TENSORS
+    defer_logp: bool = argument(default=False)
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, defer_logp: bool = False):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            defer_logp: Whether, in columns, the runner computes ``action_logp`` once for a whole fragment, from the
-                recorded inputs and actions. No later piece may change either of them.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._defer_logp = defer_logp
+    def begin(self) -> None:
+        super().begin()
         self._known = RowMemory()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups to the CPU at once, if they are on another device."""
         columns_to_host(groups)
 
-    def on_columns(
-        self,
-        *,
-        rl_module: Any,
-        columns: ColumnGroup,
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Makes one distribution for all modules of a group if they have the same class, else one for each module.
 
         Raises:
             ModuleError: If a module has output neither ``actions`` nor ``action_dist_inputs``, or has output inputs
                 that do not fit its distribution.
         """
-        if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
+        if Columns.ACTIONS in c and Columns.ACTIONS not in c.holders:
             return
-        if is_single(rl_module):
-            rl_module = dict.fromkeys(columns.module_ids, rl_module)
-        choice = self._common_choice(rl_module, columns, explore)
+        rl_module = dict.fromkeys(c.module_ids, c.rl_module) if is_single(c.rl_module) else c.rl_module
+        choice = self._common_choice(rl_module, c, c.explore)
         dist_cls = choice.dist_cls
-        source = shared_data.get(ACTION_NOISE) if shared_data else None
-        if dist_cls is None or Columns.ACTIONS in columns:
-            self._module_by_module(rl_module, columns, explore, source)
+        source = c.shared_data.get(ACTION_NOISE)
+        if dist_cls is None or Columns.ACTIONS in c:
+            self._module_by_module(rl_module, c, c.explore, source)
             return
-        distribution = dist_cls.from_logits(columns[Columns.ACTION_DIST_INPUTS])
-        if samples(dist_cls, explore):
-            noise = _noise(source, columns, dist_cls)
+        distribution = dist_cls.from_logits(c[Columns.ACTION_DIST_INPUTS])
+        if samples(dist_cls, c.explore):
+            noise = _noise(source, c, dist_cls)
             with source.torch_stream() if source is not None and noise is None else nullcontext():
-                columns[Columns.ACTIONS] = distribution.sample(noise)
+                c[Columns.ACTIONS] = distribution.sample(noise)
         else:
-            columns[Columns.ACTIONS] = distribution.to_deterministic()
+            c[Columns.ACTIONS] = distribution.to_deterministic()
         if choice.defers_logp:
-            columns.action_dist_cls = dist_cls
+            c.action_dist_cls = dist_cls
         else:
-            columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
+            c[Columns.ACTION_LOGP] = distribution.logp(c[Columns.ACTIONS])
 
     def bound_dist_cls(
         self, rl_module: Any, module_ids: Sequence[ModuleID], action_space: Any, explore: bool, num_inputs: int
@@ -137,7 +122,7 @@ class GetActions(ConnectorV2):
             return None
         if samples(dist_cls, explore) and not dist_cls.draws_from_noise(num_inputs):
             return None
-        return dist_cls, self._defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
+        return dist_cls, self.defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
 
     def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Any, explore: bool | None) -> bool:
         """Whether all modules with an action space have the same distribution class, also those that act later."""
@@ -157,7 +142,7 @@ class GetActions(ConnectorV2):
                     raise _no_actions(module_id, [name for name in columns if columns.has_column(module_id, name)])
             _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
             common, space = classes.pop() if len(classes) == 1 else None, columns.rows.action_space
-            defers = self._defer_logp and self._is_common(common, rl_module, space, explore)
+            defers = self.defer_logp and self._is_common(common, rl_module, space, explore)
             known = self._known[columns.rows] = _Choice((explore, columns.holders), common, defers)
         return known
 
@@ -182,27 +167,6 @@ class GetActions(ConnectorV2):
             put_together(columns, list(found.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(found, error) from error
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Chooses the most likely actions, or samples actions from random numbers that are an input of the program."""
-        if Columns.ACTIONS in columns:
-            return
-        dist_cls = _dist_cls(step.module_id, step.rl_module, step.explore)
-        inputs = _inputs(step.module_id, columns)
-        distribution = dist_cls.from_logits(inputs)
-        if not samples(dist_cls, step.explore):
-            columns[Columns.ACTIONS] = distribution.to_deterministic()
-            return
-        number = inputs.shape[-1]
-        example = dist_cls.noise(np.random.default_rng(0), (0,), number) if issubclass(dist_cls, Distribution) else None
-        if example is None:
-            raise ModuleError(
-                f"GetActions: {dist_cls.__name__}, the distribution of module {step.module_id!r}, draws from torch's "
-                f"generator, which an exported program does not have. Override its noise(), and sample from the noise "
-                f"that sample() gets; or export with explore=False."
-            )
-        noise = step.noise(example.shape[-1], dist_cls.known_noise_parts(number))
-        columns[Columns.ACTIONS] = distribution.sample(noise.unsqueeze(1) if inputs.ndim > noise.ndim else noise)
 
 
 def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:
@@ -255,7 +219,7 @@ def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, c
         return
     wanted = dist_cls.required_input_dim(space)
     found = tuple(getattr(inputs, "shape", ()))
-    rows = len(columns.rows) if isinstance(columns, ColumnGroup) else None
+    rows = columns.splits[-1] if isinstance(columns, ColumnGroup) else None
     if found and rows is not None and found[0] != rows:
         raise ModuleError(
             f"GetActions: module {module_id!r} output 'action_dist_inputs' of shape {found} for {rows} rows. Return "

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
@@ -37,9 +34,6 @@ class ListifyDataForVectorEnv(ConnectorV2):
                 else:
                     listed[column].append(by_key[item_key(episode)][0])
         return listed
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are."""
 
 
 def env_action_array(columns: dict[str, Any]) -> Any:

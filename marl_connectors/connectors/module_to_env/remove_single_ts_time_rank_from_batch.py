@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -13,9 +13,6 @@ from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import are_stateful, check_state_out, member
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
@@ -28,35 +25,28 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
     _checked: tuple[Any, Any] | None = None
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Drops the second axis.
 
         Raises:
             ConnectorError: If a module has output no state, or a column without a time axis.
             ModuleError: If the state differs in structure, shape or dtype from the module's initial state.
         """
-        if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
+        if not are_stateful(type(self).__name__, c.rl_module, c.module_ids):
             return
-        if Columns.STATE_OUT not in columns:
-            raise _no_state(columns.module_ids, columns)
-        if self._checked is None or self._checked[0] is not columns.rows or self._checked[1] is not rl_module:
-            for module_id in columns.module_ids:
-                state_out = columns[Columns.STATE_OUT]
-                check_state_out(member(rl_module, module_id), module_id, state_out, columns.splits[-1])
-            self._checked = (columns.rows, rl_module)
-        for name, column in columns.items():
+        if Columns.STATE_OUT not in c:
+            raise _no_state(c.module_ids, c)
+        if self._checked is None or self._checked[0] is not c.rows or self._checked[1] is not c.rl_module:
+            for module_id in c.module_ids:
+                state_out = c[Columns.STATE_OUT]
+                check_state_out(member(c.rl_module, module_id), module_id, state_out, c.splits[-1])
+            self._checked = (c.rows, c.rl_module)
+        for name, column in c.items():
             if name != Columns.STATE_OUT:
                 for leaf in leaves(column):
                     if leaf.ndim < 2 or leaf.shape[1] != 1:
-                        raise _no_time_axis(name, columns.module_ids[0], tuple(leaf.shape))
-                columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Drops the second axis."""
-        if step.rl_module.is_stateful():
-            for name, column in columns.items():
-                if name != Columns.STATE_OUT:
-                    columns[name] = tree_map(lambda leaf: leaf.squeeze(1), column)
+                        raise _no_time_axis(name, c.module_ids[0], tuple(leaf.shape))
+                c[name] = tree_map(lambda leaf: leaf[:, 0], column)
 
 
 def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) -> ConnectorError:

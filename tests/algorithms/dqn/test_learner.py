@@ -14,8 +14,8 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     DQN,
     Algorithm,
-    ColumnConnector,
     Columns,
+    ConnectorV2,
     DefaultDQNRLModule,
     DefaultPPORLModule,
     DQNConfig,
@@ -450,11 +450,11 @@ def test_a_policy_acts_after_training(tmp_path):
     algo.stop()
 
 
-class TimesTen(ColumnConnector):
+class TimesTen(ConnectorV2):
     """Changes the batch, as pieces do that must not write to the episodes."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.OBS] = 10 * columns.rows.get(Columns.OBS)
+    def columns(self, c, xp):
+        c[Columns.OBS] = 10 * c.rows.get(Columns.OBS)
 
 
 @pytest.mark.slow
@@ -470,11 +470,11 @@ def test_observations_that_only_the_batch_has_are_refused_as_targets_would_conti
         algo.train()
 
 
-class NothingChanges(ColumnConnector):
+class NothingChanges(ConnectorV2):
     """Writes the observations as they are, in other types of numbers."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.OBS] = columns.rows.get(Columns.OBS).astype(np.float64)
+    def columns(self, c, xp):
+        c[Columns.OBS] = c.rows.get(Columns.OBS).astype(np.float64)
 
 
 def test_episodes_are_learned_from_without_a_buffer_too():

@@ -9,7 +9,6 @@ import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import (
-    ColumnConnector,
     Columns,
     ConnectorV2,
     MeanStdFilter,
@@ -49,11 +48,9 @@ class ItemMean(ConnectorV2):
         return batch
 
 
-class ColumnMean(ColumnConnector):
-    by_module = False
-
-    def transform(self, batch, *, rows, **kwargs):
-        return {Columns.OBS: batch[Columns.OBS] + batch[Columns.OBS].mean(0, keepdims=True)}
+class ColumnMean(ConnectorV2):
+    def columns(self, c, xp):
+        c[Columns.OBS] = c[Columns.OBS] + c[Columns.OBS].mean(0, keepdims=True)
 
 
 class First(SingleAgentObservationPreprocessor):
@@ -65,24 +62,22 @@ class First(SingleAgentObservationPreprocessor):
         return observation + 0.1 * getattr(self, "seen", 0.0)
 
 
-class NoTwoAlike(ColumnConnector):
+class NoTwoAlike(ConnectorV2):
     """Behind the modules: who chooses what somebody before has chosen takes the next action."""
 
-    by_module = False
-
-    def transform(self, batch, *, rows, **kwargs):
-        actions = np.asarray(batch[Columns.ACTIONS])
-        return {Columns.ACTIONS_FOR_ENV: (actions + np.arange(len(actions))) % 3}
+    def columns(self, c, xp):
+        actions = np.asarray(c[Columns.ACTIONS])
+        c[Columns.ACTIONS_FOR_ENV] = (actions + np.arange(len(actions))) % 3
 
 
-class CallCount(ColumnConnector):
+class CallCount(ConnectorV2):
     """What an agent sees depends on how many calls there have been."""
 
     calls = 0
 
-    def transform(self, batch, *, rows, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
-        return {Columns.OBS: batch[Columns.OBS] + self.calls}
+        c[Columns.OBS] = c[Columns.OBS] + self.calls
 
 
 class Talk(MultiRLModule):
@@ -107,14 +102,14 @@ class ItemTwice(ConnectorV2):
         return batch
 
 
-class ColumnTwice(ColumnConnector):
-    def transform(self, batch, **kwargs):
-        return {Columns.OBS: 2 * batch[Columns.OBS]}
+class ColumnTwice(ConnectorV2):
+    def columns(self, c, xp):
+        c[Columns.OBS] = 2 * c[Columns.OBS]
 
 
-class Flip(ColumnConnector):
-    def transform(self, batch, **kwargs):
-        return {Columns.ACTIONS_FOR_ENV: 2 - np.asarray(batch[Columns.ACTIONS])}
+class Flip(ConnectorV2):
+    def columns(self, c, xp):
+        c[Columns.ACTIONS_FOR_ENV] = 2 - np.asarray(c[Columns.ACTIONS])
 
 
 class Own(MultiRLModule):

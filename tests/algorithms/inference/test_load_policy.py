@@ -22,7 +22,6 @@ from marl_connectors import (
     ActionMasking,
     AgentIdEncoding,
     Algorithm,
-    ColumnConnector,
     Columns,
     ConnectorV2,
     DQNConfig,
@@ -109,11 +108,11 @@ def flipped():
     return Flip()
 
 
-class Flip(ColumnConnector):
+class Flip(ConnectorV2):
     """Actions of three, counted from the other end."""
 
-    def on_columns(self, *, columns, **kwargs):
-        columns[Columns.ACTIONS_FOR_ENV] = 2 - columns[Columns.ACTIONS]
+    def columns(self, c, xp):
+        c[Columns.ACTIONS_FOR_ENV] = 2 - c[Columns.ACTIONS]
 
 
 def by_name(agent_id, episode, **kwargs):
@@ -471,12 +470,12 @@ def test_a_copy_goes_on_from_the_same_steps_on_its_own(played, copied):
     assert not (parameters[0] == 7.0).any()
 
 
-class Counts(ColumnConnector):
+class Counts(ConnectorV2):
     calls = 0
 
-    def transform(self, batch, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
-        return {}
+        pass
 
 
 def counts():
@@ -711,13 +710,13 @@ class Wide(gymnasium.Env):
         return np.zeros(2, np.float32), 0.0, True, False, {}
 
 
-class Scale(ColumnConnector):
+class Scale(ConnectorV2):
     def __init__(self, factor):
         self.factor = factor
         super().__init__()
 
-    def on_columns(self, *, columns, **kwargs):
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) * self.factor)
+    def columns(self, c, xp):
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) * self.factor)
 
 
 def scaled_by_env(env):

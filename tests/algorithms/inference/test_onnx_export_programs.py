@@ -17,15 +17,14 @@ from helpers.modules.random_policies import random_policy
 from marl_connectors import (
     ActionMasking,
     AgentIdEncoding,
-    ColumnConnector,
     Columns,
+    ConnectorV2,
     FlattenObservations,
     FrameStacking,
     ImageToFloat,
     MeanStdFilter,
     MultiAgentObservationPreprocessor,
     MultiRLModule,
-    NormalizeAndClipActions,
     ObservationPreprocessor,
     OneHotObservations,
     PadObservations,
@@ -148,10 +147,13 @@ def test_a_program_encodes_no_time_beyond_the_limit():
 class BeginsAtTwo(TimeLimitEncoding):
     """Counts from 2."""
 
-    def on_tensors(self, *, columns, step):
-        memory = step.memory("steps", np.full((), 2, np.int64))
+    def columns(self, c, xp):
+        if c.program is None:
+            super().columns(c, xp)
+            return
+        memory = c.program.memory("steps", np.full((), 2, np.int64))
         memory.next = memory.value + 1
-        columns[Columns.OBS] = torch.cat([columns[Columns.OBS], memory.value.float().unsqueeze(1)], 1)
+        c.rows.set("obs", torch.cat([c["obs"], memory.value.float().unsqueeze(1)], 1))
 
 
 def test_what_a_program_remembers_begins_anew_where_an_episode_has_ended():
@@ -261,24 +263,49 @@ class Scale(ObservationPreprocessor):
         return observation * np.float32(0.5)
 
 
-class ScaleInTorch(Scale):
-    def on_tensors(self, *, columns, step):
-        columns[Columns.OBS] = columns[Columns.OBS] * 0.5
+class ScaleAtOnce(ConnectorV2):
+    def columns(self, c, xp):
+        c.rows.set("obs", c["obs"] * 0.5)
 
 
-class TooMuch(Scale):
-    def on_tensors(self, *, columns, step):
-        columns[Columns.OBS] = columns[Columns.OBS] * 0.75
+class TooMuch(ConnectorV2):
+    def columns(self, c, xp):
+        c.rows.set("obs", c["obs"] * (0.5 if c.program is None else 0.75))
 
 
-class Fails(Scale):
-    def on_tensors(self, *, columns, step):
-        raise RuntimeError("no such thing")
+class InNumpy(ConnectorV2):
+    def columns(self, c, xp):
+        c["obs"] = np.tanh(np.asarray(c["obs"]))
 
 
-class Centre(MeanStdFilter):
-    def transform(self, observations, plan, steps):
+class Fails(ConnectorV2):
+    def columns(self, c, xp):
+        if c.program is not None:
+            raise RuntimeError("no such thing")
+
+
+class Uncentred(MeanStdFilter):
+    def transform(self, observations, plan, rows, xp):
         return observations
+
+
+class WithHistory(ConnectorV2):
+    """Appends the observation, the reward and the action of earlier steps."""
+
+    lookback = 2
+
+    def recompute_output_observation_space(self, input_observation_space, input_action_space):
+        return spaces.Box(-np.inf, np.inf, (3 + 3 + 2,))
+
+    def columns(self, c, xp):
+        reward, action = (c.rows.get(name, -2, fill=0) for name in ("rewards", "actions"))
+        before = c.rows.get("obs", -1, fill=0)
+        c["obs"] = xp.concat([c["obs"], before, xp.astype(xp.stack([reward, action], axis=1), xp.float32)], axis=1)
+
+
+class OnItems(ConnectorV2):
+    def __call__(self, *, batch, **kwargs):
+        return batch
 
 
 class Together(MultiAgentObservationPreprocessor):
@@ -286,17 +313,15 @@ class Together(MultiAgentObservationPreprocessor):
         return observations
 
 
-class Sharper(ColumnConnector):
+class Sharper(ConnectorV2):
     """Multiplies the logits, in the module-to-env pipeline."""
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        return {"sharper": batch["action_dist_inputs"] * 2}
-
-    def on_tensors(self, *, columns, step):
-        columns["sharper"] = columns["action_dist_inputs"] * 2
+    def columns(self, c, xp):
+        c["sharper"] = c["action_dist_inputs"] * 2
+        c.metrics.log_value("largest", c["sharper"].max())
 
 
-class SumSoFar(ColumnConnector):
+class SumSoFar(ConnectorV2):
     """Appends the sum of the first numbers of all observations so far, which it remembers."""
 
     lookback = 100
@@ -304,43 +329,37 @@ class SumSoFar(ColumnConnector):
     def recompute_output_observation_space(self, input_observation_space, input_action_space):
         return spaces.Box(-np.inf, np.inf, (4,))
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        total = np.array([episode.get_observations()[:, 0].sum() for episode in rows.episodes], np.float32)
-        return {"obs": np.concatenate([batch["obs"], total[:, None]], 1)}
-
-    def on_tensors(self, *, columns, step):
-        memory = step.memory("total", np.zeros((), np.float32))
-        memory.next = memory.value + columns["obs"][:, 0]
-        columns["obs"] = torch.cat([columns["obs"], memory.next[:, None]], 1)
-
-
-def test_a_users_piece_with_a_form_in_torch_is_part_of_the_program():
-    compare(make_policy(three(BOX), [ScaleInTorch()], module_to_env=[Sharper()]))
+    def columns(self, c, xp):
+        if c.program is None:
+            total = np.array([episode.get_observations()[:, 0].sum() for episode in c.rows.episodes], np.float32)
+        else:
+            memory = c.program.memory("total", np.zeros((), np.float32))
+            total = memory.next = memory.value + c["obs"][:, 0]
+        c["obs"] = xp.concat([c["obs"], total[:, None]], axis=1)
 
 
-def test_a_users_piece_may_remember_something():
-    compare(make_policy((BOX, GO), [SumSoFar()]))
+def test_a_users_piece_on_columns_is_part_of_the_program():
+    compare(make_policy(three(BOX), [ScaleAtOnce(), Uncentred()], module_to_env=[Sharper()]))
+
+
+@pytest.mark.parametrize("piece", [SumSoFar, WithHistory])
+def test_a_users_piece_may_remember_something(piece):
+    compare(make_policy((BOX, GO), [ScaleAtOnce(), piece()]))
 
 
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        (Scale, r"Scale, piece 0 of the env-to-module pipeline, does not say .* Override its on_tensors"),
-        (Centre, r"Centre, piece 0 of the env-to-module pipeline, does not say .* Override its on_tensors"),
+        (Scale, r"the columns\(c, xp\) of Scale raised"),
+        (OnItems, r"OnItems, piece 0 of the env-to-module pipeline, works on single items"),
+        (InNumpy, r"the columns\(c, xp\) of InNumpy set a column to ndarray, expected a tensor"),
         (Together, r"Together, piece 0 of the env-to-module pipeline, looks at several agents"),
-        (Fails, r"the on_tensors of Fails raised RuntimeError: no such thing"),
+        (Fails, r"the columns\(c, xp\) of Fails raised RuntimeError: no such thing"),
     ],
 )
 def test_a_piece_that_cannot_go_into_a_program_is_refused_by_name(piece, message):
     with pytest.raises(ConnectorError, match=message):
         make_programs(make_policy(three(BOX), [piece()]), False)
-
-
-def test_a_piece_whose_method_was_replaced_is_refused():
-    policy = make_policy((BOX, spaces.Box(0.0, 1.0, (2,))))
-    policy.module_to_env[NormalizeAndClipActions].on_columns = lambda **kwargs: None
-    with pytest.raises(ConnectorError, match="NormalizeAndClipActions, piece 3 of the module-to-env pipeline"):
-        make_programs(policy, False)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 255, (0, 3), np.uint8), WITH_NOTHING])

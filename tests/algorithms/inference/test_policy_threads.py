@@ -19,7 +19,6 @@ from helpers.envs.scripted_envs import small_config
 from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
     AgentIdEncoding,
-    ColumnConnector,
     Columns,
     ConnectorV2,
     DefaultPPORLModule,
@@ -371,16 +370,16 @@ def test_copies_that_are_made_while_others_act_are_whole(saved, switching, copie
 # Whoever calls the policy from within.
 
 
-class Calls(ColumnConnector):
+class Calls(ConnectorV2):
     """Does in its place in the pipeline what it is told."""
 
     looks_at_other_agents = False
     does = None
 
-    def transform(self, batch, **kwargs):
+    def columns(self, c, xp):
         if self.does is not None:
             self.does()
-        return {}
+        pass
 
 
 def calls():

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from hypothesis import strategies as st
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -134,7 +135,7 @@ def assert_newest_same(make_piece: Any, episodes: list, *, atol: float = 0.0, ba
     if group is None:
         return 0
     piece = make_piece()
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     batch = make_piece()(rl_module=None, batch={}, episodes=on_items)
     by_key = {item_key(e): e for e in on_items}
     found = unstack(group["obs"]) if batch_too else None
@@ -155,7 +156,7 @@ def assert_train_same(make_piece: Any, episodes: list, *, atol: float = 0.0) -> 
     group = train(episodes)
     if group is None:
         return 0
-    make_piece().on_columns(rl_module=None, columns=group)
+    make_piece().columns(group, ARRAYS)
     batch = make_piece()(rl_module=None, batch={}, episodes=on_items)
     rest = {key: list(items) for key, items in batch["obs"].items()}
     found, begin = unstack(group["obs"]), 0

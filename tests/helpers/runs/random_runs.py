@@ -16,7 +16,6 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
 from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import (
-    ColumnConnector,
     Columns,
     ConnectorV2,
     FlattenObservations,
@@ -44,7 +43,7 @@ ACTIONS = [
 ]
 
 
-class AddsCount(ColumnConnector):
+class AddsCount(ConnectorV2):
     """On columns, with a state of its own: how often it was called goes into the observation."""
 
     def __init__(self):
@@ -52,11 +51,11 @@ class AddsCount(ColumnConnector):
         self.calls = 0
         self.seen = {(0, "first"): None}  # a list could be no key
 
-    def on_columns(self, *, columns, **kwargs):
+    def columns(self, c, xp):
         self.calls += 1
         self.seen = {(self.calls % 7, *next(iter(self.seen))[:1]): None}
-        observations = columns.rows.get(Columns.OBS)
-        columns.rows.set(Columns.OBS, (observations + 0.01 * (self.calls % 7)).astype(observations.dtype))
+        observations = c.rows.get(Columns.OBS)
+        c.rows.set(Columns.OBS, (observations + 0.01 * (self.calls % 7)).astype(observations.dtype))
 
     def get_state(self):
         return {"calls": self.calls, "seen": [*self.seen]}

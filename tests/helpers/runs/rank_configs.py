@@ -16,7 +16,6 @@ from helpers.modules.shared_layers import Heads, LayersBeside, Sharing, sharing_
 from helpers.modules.stackable_modules import StackableGRU
 from helpers.runs.random_runs import by_episode, random_config
 from marl_connectors import (
-    ColumnConnector,
     Columns,
     ConnectorV2,
     DefaultPPORLModule,
@@ -48,12 +47,12 @@ class CountsRows(PPOLearner):
         return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
 
 
-class Masks(ColumnConnector):
+class Masks(ConnectorV2):
     """Leaves out about half of the steps of the loss: those whose observation says so."""
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        first = np.asarray(rows.get(Columns.OBS)).reshape(len(rows), -1)[:, 0]
-        return {"loss_mask": rows.acted & (np.floor(first * 1000) % 2 == 0)}
+    def columns(self, c, xp):
+        first = np.asarray(c.rows.get(Columns.OBS)).reshape(len(c.rows), -1)[:, 0]
+        c["loss_mask"] = c.rows.acted & (np.floor(first * 1000) % 2 == 0)
 
 
 class Names(ConnectorV2):

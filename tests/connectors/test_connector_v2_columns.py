@@ -22,7 +22,6 @@ from helpers.episodes.multi_agent_histories import (
     sorted_by_observation,
 )
 from helpers.examples import examples
-from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
@@ -38,32 +37,31 @@ MODULES_OF_ALL_TESTS = make_modules()
 ONE_OF_EACH = dict(zip("abcd", ("red", "green", "blue", "red"), strict=True))
 
 
-class Shifted(ColumnConnector):
+class Shifted(ConnectorV2):
     """Makes observations of other modules differ, and of other shapes than the environment's."""
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        obs = torch.tensor(np.asarray(batch["obs"]))
-        shifted = torch.cat([obs, obs[:, :1] + len(module_id)], dim=1)
-        return {"obs": shifted if isinstance(batch["obs"], torch.Tensor) else shifted.numpy()}
+    def columns(self, c, xp):
+        obs = torch.tensor(np.asarray(c["obs"]))
+        lengths = torch.tensor(np.repeat([len(module_id) for module_id in c.module_ids], np.diff(c.splits)))
+        shifted = torch.cat([obs, obs[:, :1] + lengths[:, None]], dim=1)
+        c["obs"] = shifted if isinstance(c["obs"], torch.Tensor) else shifted.numpy()
 
 
-class Looks(ColumnConnector):
+class Looks(ConnectorV2):
     """Adds what it finds around each row."""
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        return {
-            "before": rows.get("rewards", -1, fill=-99.0),
-            "now": rows.get("rewards"),
-            "next_obs": rows.get("obs", 1, fill=0.0),
-            "who": np.array([ord(agent_id) for agent_id in rows.agent_ids]),
-            "ends": np.stack([rows.terminateds, rows.truncateds], axis=1),
-            "when": rows.t,
-        }
+    def columns(self, c, xp):
+        c["before"] = c.rows.get("rewards", -1, fill=-99.0)
+        c["now"] = c.rows.get("rewards")
+        c["next_obs"] = c.rows.get("obs", 1, fill=0.0)
+        c["who"] = np.array([ord(agent_id) for agent_id in c.rows.agent_ids])
+        c["ends"] = np.stack([c.rows.terminateds, c.rows.truncateds], axis=1)
+        c["when"] = c.rows.t
 
 
-class Nothing(ColumnConnector):
-    def transform(self, batch, **kwargs):
-        return {}
+class Nothing(ConnectorV2):
+    def columns(self, c, xp):
+        pass
 
 
 def on_items(pipeline, episodes):
@@ -124,14 +122,12 @@ def test_in_a_run_the_newest_rows_are_the_same_on_items_and_columns():
     """Three agents die one after another, so that the rows of a step are now these and now those."""
     compared = []
 
-    class Reads(ColumnConnector):
-        def transform(self, batch, *, rows, module_id, explore, **kwargs):
-            assert explore is True
-            return {
-                "reward": rows.get("rewards", -1, fill=-99.0).astype(np.float32),
-                "former": rows.get("obs", -1, fill=7.0),
-                "t": rows.t,
-            }
+    class Reads(ConnectorV2):
+        def columns(self, c, xp):
+            assert c.explore is True
+            c["reward"] = c.rows.get("rewards", -1, fill=-99.0).astype(np.float32)
+            c["former"] = c.rows.get("obs", -1, fill=7.0)
+            c["t"] = c.rows.t
 
     class Compares(ConnectorV2):
         def __call__(self, *, batch, episodes, **kwargs):
@@ -165,12 +161,10 @@ def test_what_is_written_to_the_episodes_is_what_the_learner_gets():
                 episode.set_observations(new_data=np.append(episode.get_observations(-1), reward), at_indices=-1)
             return batch
 
-    class OnColumns(Wider, ColumnConnector):
-        write_to_episodes = ("obs",)
-
-        def transform(self, batch, *, rows, **kwargs):
-            reward = rows.get("rewards", -1, fill=0.0)[:, None]
-            return {"obs": np.append(batch["obs"], reward, axis=1).astype(np.float32)}
+    class OnColumns(Wider):
+        def columns(self, c, xp):
+            reward = c.rows.get("rewards", -1, fill=0.0)[:, None]
+            c.rows.set("obs", np.append(c["obs"], reward, axis=1).astype(np.float32))
 
     seen = [
         train_and_spy(config(lambda env_config: MortalEnv(), env_to_module_connector=piece_maker(piece)))[0]
@@ -184,13 +178,13 @@ def test_what_is_written_to_the_episodes_is_what_the_learner_gets():
 
 
 def test_after_advantages_the_rows_are_those_that_are_left():
-    class Doubled(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            assert len(rows) == len(batch["rewards"]) == len(rows.agent_ids) == len(rows.t)
-            assert rows.acted.all()
-            np.testing.assert_array_equal(rows.get("rewards"), batch["rewards"])
-            np.testing.assert_array_equal(rows.terminateds, batch["terminateds"])
-            return {"doubled": 2 * batch["rewards"]}
+    class Doubled(ConnectorV2):
+        def columns(self, c, xp):
+            assert len(c.rows) == len(c["rewards"]) == len(c.rows.agent_ids) == len(c.rows.t)
+            assert c.rows.acted.all()
+            np.testing.assert_array_equal(c.rows.get("rewards"), c["rewards"])
+            np.testing.assert_array_equal(c.rows.terminateds, c["terminateds"])
+            c["doubled"] = 2 * c["rewards"]
 
     settings_ = config(lambda env_config: MortalEnv())
     algorithm = settings_.build_algo()
@@ -206,11 +200,10 @@ def test_after_advantages_the_rows_are_those_that_are_left():
 
 
 def test_writing_after_advantages_leaves_last_rows_alone():
-    class Negative(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            rows.set("rewards", -rows.get("rewards"))
-            rows.set("obs", -rows.get("obs"))
-            return {}
+    class Negative(ConnectorV2):
+        def columns(self, c, xp):
+            c.rows.set("rewards", -c.rows.get("rewards"))
+            c.rows.set("obs", -c.rows.get("obs"))
 
     algorithm = config(lambda env_config: MortalEnv()).build_algo()
     algorithm.learner.pipeline.append(Negative())
@@ -235,29 +228,29 @@ def chunk():
     return episode
 
 
-class Remembers(ColumnConnector):
+class Remembers(ConnectorV2):
     def __init__(self):
         super().__init__()
         self.seen = {}
 
-    def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        self.seen[module_id] = {
-            "batch": sorted(batch),
-            "agents": list(rows.agent_ids),
-            "episodes": list(rows.episode_ids),
-            "acted": rows.acted.tolist(),
-            "terminateds": rows.terminateds.tolist(),
-            "truncateds": rows.truncateds.tolist(),
-            "t": rows.t.tolist(),
-            "before": rows.get("rewards", -1, fill=0.0).tolist(),
-            "after": rows.get("obs", 1, fill=-1.0)[:, 0].tolist(),
-            "counts": rows.counts.tolist(),
-        }
-        return {}
+    def columns(self, c, xp):
+        rows = c.rows
+        for module_id, part in c.parts():
+            self.seen[module_id] = {
+                "obs": c["obs"][part, 0].tolist(),
+                "agents": list(rows.agent_ids[part]),
+                "episodes": list(rows.episode_ids[part]),
+                "acted": None if rows.acted is None else rows.acted[part].tolist(),
+                "terminateds": rows.terminateds[part].tolist(),
+                "truncateds": rows.truncateds[part].tolist(),
+                "t": rows.t[part].tolist(),
+                "before": rows.get("rewards", -1, fill=0.0)[part].tolist(),
+                "after": rows.get("obs", 1, fill=-1.0)[part, 0].tolist(),
+            }
 
 
 SEEN_OF_B = {
-    "batch": ["obs"],
+    "obs": [0.0, 1.0, 2.0, 3.0],
     "agents": ["b"] * 4,
     "episodes": ["g"] * 4,
     "acted": [True, True, True, False],
@@ -266,7 +259,6 @@ SEEN_OF_B = {
     "t": [0, 1, 2, 3],
     "before": [0.0, 1.0, 2.0, 3.0],
     "after": [1.0, 2.0, 3.0, -1.0],
-    "counts": [4],
 }
 
 
@@ -287,7 +279,7 @@ def test_the_newest_rows_by_hand():
     EnvToModulePipeline(connectors=[piece])(rl_module=None, batch={}, episodes=[chunk()])
     assert list(piece.seen) == ["b"]
     assert piece.seen["b"]["before"] == [3.0]
-    assert (piece.seen["b"]["t"], piece.seen["b"]["acted"], piece.seen["b"]["counts"]) == ([3], [True], [1])
+    assert (piece.seen["b"]["t"], piece.seen["b"]["acted"]) == ([3], None)
 
 
 def test_before_anybody_has_acted_there_are_only_observations():
@@ -295,26 +287,25 @@ def test_before_anybody_has_acted_there_are_only_observations():
     episode.add_env_reset(np.array([1.0, 2.0], np.float32))
     found = {}
 
-    class Looks(ColumnConnector):
-        def transform(self, batch, *, rows, module_id, **kwargs):
-            found.update(rewards=rows.get("rewards", -1, fill=5.0), actions=rows.get("actions", -1, fill=2))
-            found.update(obs=batch["obs"], who=rows.agent_ids, ids=rows.episode_ids, module_id=module_id)
-            return {}
+    class Looks(ConnectorV2):
+        def columns(self, c, xp):
+            found.update(rewards=c.rows.get("rewards", -1, fill=5.0), actions=c.rows.get("actions", -1, fill=2))
+            found.update(obs=c["obs"], who=c.rows.agent_ids, ids=c.rows.episode_ids, module_ids=c.module_ids)
 
     Looks()(rl_module=None, batch={}, episodes=[episode])
     assert (found["rewards"].tolist(), found["actions"].tolist()) == ([5.0], [2])
     assert found["obs"].tolist() == [[1.0, 2.0]]
-    assert (found["who"].tolist(), found["ids"].tolist(), found["module_id"]) == ([None], ["e"], "default_policy")
+    assert (found["who"].tolist(), found["ids"].tolist(), found["module_ids"]) == ([None], ["e"], ("default_policy",))
 
 
 def test_an_observation_in_the_batch_comes_before_the_trajectories():
-    class First(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            return {"obs": batch["obs"] + 100}
+    class First(ConnectorV2):
+        def columns(self, c, xp):
+            c["obs"] = c["obs"] + 100
 
-    class Second(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            return {"both": np.stack([batch["obs"][:, 0], rows.get("obs")[:, 0]], axis=1)}
+    class Second(ConnectorV2):
+        def columns(self, c, xp):
+            c["both"] = np.stack([c["obs"][:, 0], c.rows.get("obs")[:, 0]], axis=1)
 
     pipeline = EnvToModulePipeline(connectors=[First(), Second()])
     batch = pipeline.run(columns_of(play([[]], ONE_OF_EACH), train=False), rl_module=None, episodes=[])
@@ -325,9 +316,9 @@ def test_an_observation_in_the_batch_comes_before_the_trajectories():
 
 def test_a_column_form_alone_works_by_hand():
     class AppendReward(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            reward = columns.rows.get("rewards", offset=-1, fill=0.0)
-            columns.rows.set("obs", np.append(columns.rows.get("obs"), reward[:, None], axis=1).astype(np.float32))
+        def columns(self, c, xp):
+            reward = c.rows.get("rewards", offset=-1, fill=0.0)
+            c.rows.set("obs", np.append(c.rows.get("obs"), reward[:, None], axis=1).astype(np.float32))
 
     episode = SingleAgentEpisode(
         observations=[np.zeros(2), np.ones(2)], actions=[0], rewards=[5.0], len_lookback_buffer=0
@@ -351,9 +342,9 @@ def test_a_batch_tells_a_piece_without_pipeline_what_kind_it_is():
 
 
 def test_items_that_a_piece_does_not_touch_stay():
-    class Adds(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            return {"y": batch["x"] * 2}
+    class Adds(ConnectorV2):
+        def columns(self, c, xp):
+            c["y"] = c["x"] * 2
 
     items = {key: [np.float32(i)] for i, key in enumerate([("e0", a, ONE_OF_EACH[a]) for a in "abc"], 1)}
     found = Adds()(rl_module=None, batch={"x": items}, episodes=play([[]], ONE_OF_EACH))
@@ -369,95 +360,43 @@ def run_on_columns(piece, *, train=False):
     return ConnectorPipelineV2(connectors=[piece]).run(batch, rl_module=None, episodes=[])
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda module_id: None, r"for module 'red': transform returned NoneType, expected a dict .* 'return \{\}'"),
-        (
-            lambda module_id: {"obs": np.zeros((9, 3))},
-            r"for module 'red': .*'obs' with shape \(9, 3\), expected .*\[1, ",
-        ),
-        (lambda module_id: {"x": 3.0}, r"for module 'red': .*'x' with a float, expected an array \[1, ...\]"),
-        (lambda module_id: {"x": np.array(3.0)}, r"for module 'red': .*'x' with shape \(\)"),
-        (
-            lambda module_id: {"x": np.zeros(1)} if module_id == "red" else {},
-            r"returned 'x' for modules? 'red', but not for module '(green|blue)', .* Return it for every module",
-        ),
-        (
-            lambda module_id: {"x": np.zeros((1, len(module_id)))},
-            r"'x' of ndarray \(5,\) for module 'green', but of ndarray \(3,\) for module 'red'",
-        ),
-    ],
-)
-def test_a_wrong_return_is_an_error_that_names_module_and_column(returned, message):
-    class Wrong(ColumnConnector):
-        def transform(self, batch, *, module_id, **kwargs):
-            return returned(module_id)
+def test_what_is_read_from_the_trajectories_as_obs_cannot_be_written_to():
+    class Writes(ConnectorV2):
+        def columns(self, c, xp):
+            with pytest.raises(ValueError, match="read-only"):
+                c["obs"][:] = 0
+            c["twice"] = c["obs"] * 2
 
-    with pytest.raises(ConnectorError, match=f"^ConnectorPipelineV2: Wrong .*{message}"):
-        run_on_columns(Wrong())
+    assert "obs" not in run_on_columns(Writes()).groups[0]
 
 
-def test_a_module_may_keep_what_it_has():
-    class OnlyRed(ColumnConnector):
-        def transform(self, batch, *, module_id, **kwargs):
-            return {"obs": batch["obs"] + 50} if module_id == "red" else {}
+def test_a_piece_may_treat_each_module_differently():
+    class OnlyRed(ConnectorV2):
+        def columns(self, c, xp):
+            more = np.zeros(c.splits[-1])
+            for module_id, part in c.parts():
+                more[part] = 50 * (module_id == "red")
+            c["obs"] = c["obs"] + more[:, None]
 
     columns = dict(run_on_columns(OnlyRed()).groups[0].module_columns())
     assert columns["red"]["obs"].tolist() == [[50.0, 50.0, 50.0]]
     assert columns["green"]["obs"].tolist() == [[0.0, 1.0, 0.0]]
 
 
-@pytest.mark.parametrize("form", ["items", "columns"])
-def test_one_call_for_all_modules_gives_what_one_for_each_gives(form):
-    called = []
-
-    class AtOnce(Looks):
-        by_module = False
-
-        def transform(self, batch, *, rows, module_id, **kwargs):
-            called.append((module_id, len(rows), rows.agent_ids.tolist()))
-            return super().transform(batch, rows=rows, module_id=module_id, **kwargs)
-
-    episodes = play([[{"absent": set(), "ends": {"b": True}, "rewards": {"a": 3}}] * 2], ONE_OF_EACH)
-    found = []
-    for piece in (Looks(), AtOnce()):
-        pipeline = LearnerConnectorPipeline(connectors=[piece])
-        if form == "items":
-            found.append(pipeline(rl_module=MODULES_OF_ALL_TESTS, batch={}, episodes=episodes))
-        else:
-            found.append(to_items(pipeline.run(columns_of(episodes, train=True), rl_module=None, episodes=episodes)))
-    assert len(called) == 1
-    assert called[0][0] is None
-    assert list(found[0]) == list(found[1])
-    for name, by_key in found[0].items():
-        assert list(by_key) == list(found[1][name])
-        for key, items in by_key.items():
-            np.testing.assert_array_equal(items, found[1][name][key])
-
-
 def test_an_unknown_column_says_what_there_is():
-    class Misspelt(ColumnConnector):
-        def transform(self, batch, **kwargs):
-            return {"x": batch["ob"]}
+    class Misspelt(ConnectorV2):
+        def columns(self, c, xp):
+            c["x"] = c["ob"]
 
-    with pytest.raises(
-        ConnectorError, match=r"no column 'ob' in the batch yet. Did you mean 'obs'\? .*rows.get\('ob'\)"
-    ):
+    with pytest.raises(ConnectorError, match=r"no column 'ob' in the batch.*rows.get\('ob'\)"):
         run_on_columns(Misspelt())
-
-
-def test_without_transform_the_error_says_what_to_override():
-    with pytest.raises(ConnectorError, match="override transform"):
-        run_on_columns(ColumnConnector())
 
 
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_out_of_reach_without_fill_is_an_error_in_both_forms(offset):
-    class Reaches(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            rows.get("obs", offset)
-            return {}
+    class Reaches(ConnectorV2):
+        def columns(self, c, xp):
+            c.rows.get("obs", offset)
 
     for run in (run_on_columns, lambda piece: piece(rl_module=None, batch={}, episodes=play([[]], ONE_OF_EACH))):
         with pytest.raises((ConnectorError, EpisodeError), match=f"have no 'obs' at offset {offset}"):
@@ -466,8 +405,8 @@ def test_out_of_reach_without_fill_is_an_error_in_both_forms(offset):
 
 def test_a_step_that_was_not_taken_cannot_be_written_on_items():
     class Writes(ConnectorV2):
-        def on_columns(self, *, columns, **kwargs):
-            columns.rows.set("rewards", np.zeros(len(columns.rows)))
+        def columns(self, c, xp):
+            c.rows.set("rewards", np.zeros(len(c.rows)))
 
     with pytest.raises(EpisodeError, match="'rewards' of a step that has not been taken"):
         Writes()(rl_module=None, batch={}, episodes=play([[]], ONE_OF_EACH))
@@ -482,11 +421,9 @@ def test_a_wrong_number_of_items_is_an_error():
 
 
 def test_a_trajectory_column_of_its_own_can_be_written_on_items():
-    class Notes(ColumnConnector):
-        write_to_episodes = ("note",)
-
-        def transform(self, batch, *, rows, **kwargs):
-            return {"note": rows.t * 10}
+    class Notes(ConnectorV2):
+        def columns(self, c, xp):
+            c.rows.set("note", c.rows.t * 10)
 
     episode = chunk()
     LearnerConnectorPipeline(connectors=[Notes()])(rl_module=None, batch={}, episodes=[episode])
@@ -502,9 +439,9 @@ def test_items_and_columns_meet_in_one_pipeline():
                 self.add_batch_item(batch, "x", np.float32(ord(episode.agent_id)), episode)
             return batch
 
-    class Sums(ColumnConnector):
-        def transform(self, batch, *, rows, **kwargs):
-            return {"sum": batch["x"] + batch["obs"][:, 1]}
+    class Sums(ConnectorV2):
+        def columns(self, c, xp):
+            c["sum"] = c["x"] + c["obs"][:, 1]
 
     episodes = play([[]], ONE_OF_EACH)
     pipeline = EnvToModulePipeline(connectors=[Shifted(), Adds(), Sums()])
