@@ -33,7 +33,7 @@ _CLOSE = 0.6
 """The likeness from which on a name may be what the user has meant."""
 _SAME = 0.95
 """The likeness above which it is, whatever its words are, because an underscore is missing, for example."""
-_MOST_NAMES = 24
+_MOST_NAMES = 20
 """The greatest number of names that a message lists."""
 
 

@@ -12,7 +12,6 @@ from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import ActionMasking, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
-from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.trees import tree_map
 from marl_envs import first_step_v0, masked_v0, match_v0, recall_v0, stay_v0
@@ -73,13 +72,8 @@ def play_match():
 
 
 def swap_actions(monkeypatch):
-    translate = NormalizeAndClipActions.columns
-
-    def swapped(piece, c, xp):
-        translate(piece, c, xp)
-        c[Columns.ACTIONS_FOR_ENV] = c[Columns.ACTIONS][::-1]
-
-    monkeypatch.setattr(NormalizeAndClipActions, "columns", swapped)
+    step = VectorEnv.step
+    monkeypatch.setattr(VectorEnv, "step", lambda vector_env, actions: step(vector_env, actions[::-1]))
 
 
 def pay_late(monkeypatch):

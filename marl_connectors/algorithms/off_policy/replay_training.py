@@ -224,7 +224,7 @@ class ReplayTraining:
         results = self.learner.update(episodes=sample, timesteps=timesteps)
         if self.config.has_priorities:
             errors = self.learner.td_errors
-            on_host = dict(zip(errors, all_on_host([*errors.values()]), strict=True))
+            on_host = {m: own.numpy() for m, own in zip(errors, all_on_host([*errors.values()]), strict=True)}
             self.buffer.update_priorities(on_host, sample=sample)
         return results
 
