@@ -182,6 +182,7 @@ def test_an_untrusted_checkpoint_chooses_no_files(tmp_path):
 # Remote env runners and learners.
 
 
+@pytest.mark.accelerated  # in torch, the last bit of a row depends on the rows beside it
 def test_remote_env_runners_record_the_same(monkeypatch, tmp_path):
     use_fake_ray(monkeypatch)
     for name, number in (("local", 0), ("remote", 2)):

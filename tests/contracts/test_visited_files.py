@@ -288,6 +288,7 @@ def test_the_architecture_page_names_every_file_that_a_plain_step_visits():
     assert {file for file, _ in visits.calls if f"`{file}`" not in page} == set()
 
 
+@pytest.mark.accelerated
 @pytest.mark.parametrize(("name", "policies"), [("update", "shared"), ("update of independent modules", "independent")])
 def test_an_update_visits_no_more_than_it_did(name, policies):
     visits = Visits()
@@ -302,6 +303,7 @@ def test_an_update_visits_no_more_than_it_did(name, policies):
 REPLAYED = {"replayed update of DQN": (DQNConfig, "CartPole-v1"), "replayed update of QMIX": (QMIXConfig, NullEnv)}
 
 
+@pytest.mark.accelerated
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_replayed_update_visits_no_more_than_it_did(name):
     visits = Visits()
