@@ -47,6 +47,7 @@ def test_the_outcome_of_each_example_is_printed(tmp_path):
     command = [sys.executable, str(SCRIPT), "--rllib", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[2:] == [
-        "| `group/fails.py` | ModuleNotFoundError: No module named 'marl_connectors.policy' |",
+        "| `group/fails.py` | ModuleNotFoundError: marl_connectors.policy: RLlib's old API stack is not here. "
+        "Write an RLModule, connector pieces and callbacks (docs/rllib.md). |",
         "| `group/runs.py` | runs |",
     ]

@@ -75,7 +75,9 @@ class Log:
 def filled(seed, capacity):
     algo, agents, rng = random_run(seed)
     buffer, log = TeamReplayBuffer(capacity, agents=agents, seed=seed), Log()
-    for _ in range(int(rng.integers(1, 14))):
+    times = int(rng.integers(1, 14))
+    while times > 0 or not log.acted:  # in an AEC environment, no agent has a complete step after the first env step
+        times -= 1
         episodes = algo.env_runner.sample(num_timesteps=int(rng.integers(1, 40)))
         log.add(episodes)
         buffer.add(episodes)
