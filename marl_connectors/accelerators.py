@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.episodes.batch import ColumnGroup
-    from marl_connectors.learner.learner import Learner
     from marl_connectors.typing import ModuleID
 
 _FOLDER = "marl_connectors.accelerate"
@@ -39,8 +37,8 @@ class BoundGroup(Protocol):
         """Computes the outputs."""
         ...
 
-    def replaces(self, piece: ConnectorV2 | None) -> bool:
-        """Whether a later module-to-env piece would change nothing."""
+    def replaces(self, piece: Any) -> bool:
+        """Whether a later module-to-env piece (None: there is none) would change nothing."""
         ...
 
 
@@ -123,11 +121,11 @@ def _outputs_of() -> Callable[[Any, Any], Tensor | None] | None:
 # Updates.
 
 
-def bind_update(learner: Learner, module_ids: Sequence[ModuleID]) -> BoundUpdate | None:
+def bind_update(learner: Any, module_ids: Sequence[ModuleID]) -> BoundUpdate | None:
     """Returns the update of modules with the learner's loss. It is valid as long as the learner's settings are.
 
     Args:
-        learner: The learner.
+        learner: The ``Learner``.
         module_ids: One module, or several that are computed together.
     """
     try:
