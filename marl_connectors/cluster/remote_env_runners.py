@@ -155,7 +155,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
-        self._fetches_episodes = fetches_episodes
         self._progress = _Progress([0.0] * sum(num_envs))
         self._weights = Stored()
         self._running: dict[int, RunnerProgress] = {}  # how far env runners are in the ongoing sample

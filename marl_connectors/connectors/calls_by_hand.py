@@ -42,15 +42,16 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
         return call_on_items(piece, {DEFAULT_MODULE_ID: batch}, episodes, **common)[DEFAULT_MODULE_ID]
     rl_module = common.get("rl_module")
     shared = {} if common.get("shared_data") is None else common["shared_data"]
-    context = {"rl_module": rl_module, "explore": common.get("explore"), "shared_data": shared}
-    context["metrics"] = common.get("metrics")
+    context = {name: common.get(name) for name in ("rl_module", "explore", "metrics")}
     given = _ByHand(piece, batch, episodes, rl_module, shared.get(MAPPING, {}))
     is_alone = RUN_EPISODES not in shared
     shared.setdefault(RUN_EPISODES, episodes if isinstance(episodes, RunEpisodes) else RunEpisodes(episodes))
+    for group in given.groups:
+        group.within(shared_data=shared, **context)
     try:
         piece.before_columns(given.groups, rl_module)
         for group in given.groups:
-            given.run(piece, group, context)
+            given.run(piece, group)
             if group.action_dist_cls is not None:  # the piece has deferred the log-probabilities
                 distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
@@ -138,11 +139,10 @@ class _ByHand:
         self.groups = [self._group(family) for family in families]
         self._given = [dict(group) for group in self.groups]
 
-    def run(self, piece: Any, group: ColumnGroup, context: dict[str, Any]) -> None:
+    def run(self, piece: Any, group: ColumnGroup) -> None:
         """Runs a piece on a group. Items without episodes stay as they are if the piece needs their episodes."""
         before = dict(group)
         try:
-            group.within(**context)
             is_tensor = any(isinstance(leaf, torch.Tensor) for leaf in leaves(dict(group)))
             piece.columns(group, tensor_namespace if is_tensor else ARRAYS)
         except UnknownEpisodes:

@@ -21,7 +21,6 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array
-from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.connectors.running_stats import FRAGMENT
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
@@ -39,7 +38,6 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
-_NORMALIZES = NormalizeAndClipActions.columns
 _REMEMBERED = 64
 """The number of lane layouts that stay bound, because layouts recur if few agents act at a time or agents change."""
 

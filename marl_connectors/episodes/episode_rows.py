@@ -61,12 +61,6 @@ class EpisodeRows(Rows):
         """The action space of all agents that have rows here."""
         return self.episodes[0].action_space  # type: ignore[return-value]
 
-    def between(self, parts: Any, begin: int, end: int, module_id: ModuleID) -> EpisodeRows:
-        """Returns the rows of one module; see ``Rows.between``."""
-        own = self.kept(np.arange(begin, end))
-        own.module_ids, own.splits = (module_id,), (0, end - begin)
-        return own
-
     def at(self, index: np.ndarray) -> EpisodeRows:
         """Returns some of the rows; see ``Rows.at``."""
         return self.kept(index)

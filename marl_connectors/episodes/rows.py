@@ -71,7 +71,6 @@ class Rows:
         "_kept_for",
         "_last_steps",
         "_length",
-        "_whole",
         "acted",
         "counted",
         "counts",
@@ -107,7 +106,6 @@ class Rows:
         self._last_steps: np.ndarray | None = None
         self._agents: Agents | None = None
         self._kept_for: dict[tuple[int, int], np.ndarray] = {}
-        self._whole: tuple[Rows, int] | None = None
         each = {end - begin for begin, end in itertools.pairwise(splits)}
         self.rows_per_module = each.pop() if len(each) == 1 else None
 
@@ -179,12 +177,18 @@ class Rows:
     @property
     def terminateds(self) -> np.ndarray:
         """``[B]`` bool, True in the row of the last step of an episode that was terminated."""
-        return np.repeat([episode.is_terminated for episode in self.episodes], self.counts) & self.last_steps()
+        return self._ends(Columns.TERMINATEDS, "is_terminated")
 
     @property
     def truncateds(self) -> np.ndarray:
         """``[B]`` bool, True in the row of the last step of an episode that was truncated."""
-        return np.repeat([episode.is_truncated for episode in self.episodes], self.counts) & self.last_steps()
+        return self._ends(Columns.TRUNCATEDS, "is_truncated")
+
+    def _ends(self, column: str, attribute: str) -> np.ndarray:
+        if self.has(column):  # the rows of a replay buffer
+            return self.get(column)
+        ends = [getattr(episode, attribute) for episode in self.chunks or self.episodes]
+        return np.repeat(np.array(ends, bool), self.counts) & self.last_steps()
 
     def _by_episode(self, items: list[Any]) -> np.ndarray:
         values = np.empty(len(items), object)
@@ -276,9 +280,6 @@ class Rows:
 
     def _owners(self, rows: np.ndarray) -> tuple[list[SingleAgentEpisode], np.ndarray]:
         """Returns agent episodes and the index of each row's episode among them; both are empty if it is unknown."""
-        if self._whole is not None:
-            whole, begin = self._whole
-            return whole._owners(rows + begin)
         if not len(rows) or not self.counts:
             return [], np.zeros(0, np.int64)
         return self.episodes, np.searchsorted(np.cumsum(self.counts), rows, side="right")
@@ -299,7 +300,7 @@ class Rows:
     def own_steps(self) -> np.ndarray:
         """Returns ``[B]`` int64, the number of steps that the agent had taken in its episode before each row.
 
-        Steps of earlier chunks of the episode count too. Rows that ``at`` or ``between`` returned have no such numbers.
+        Steps of earlier chunks of the episode count too. Rows that ``at`` returned have no such numbers.
         """
         kept_before = [
             chunk.start_row - chunk.first_row if isinstance(chunk, AgentChunk) else chunk.storage.lookback
@@ -420,28 +421,6 @@ class Rows:
         self._last_steps = whole.last_steps()[index]
         return self
 
-    def between(self, parts: Iterable[RowPart], begin: int, end: int, module_id: ModuleID) -> Rows:
-        """Returns the rows of one module, for reading and writing only.
-
-        Args:
-            parts: The parts of all rows.
-            begin: The module's first row.
-            end: The row after its last one.
-            module_id: The module.
-        """
-        own: list[RowPart] = []
-        start = 0
-        for part in parts:
-            stop = start + len(part.first)
-            low, high = max(begin, start) - start, min(end, stop) - start
-            if low < high or (begin == end and not own):
-                positions = _between(part.positions, low, max(low, high))
-                own.append(RowPart(part.rollout, positions, part.first[low:high], part.last[low:high]))
-            start = stop
-        rows = Rows(tuple(own), module_ids=(module_id,), splits=(0, end - begin), episodes=[], counts=[])
-        rows._whole = (self, begin)
-        return rows
-
     def check_length(self, column: str, values: Tree) -> None:
         """Raises an EpisodeError unless all values are arrays with one row for each of these rows."""
         for leaf in (values,) if type(values) is np.ndarray else leaves(values):
@@ -469,31 +448,17 @@ class Rows:
 
 
 def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
-    rollout, positions = part.rollout, part.positions
     if offset == 0:
-        return rollout.read(column, positions)
-    wanted, reached = _wanted(part, offset)
-    if reached.all():
-        return rollout.read(column, wanted)
-    values = rollout.read(column, np.where(reached, wanted, _positions(part)))
-
-    def filled(leaf: np.ndarray) -> np.ndarray:
-        leaf = leaf.copy()
-        leaf[~reached] = fill
-        return leaf
-
-    return tree_map(filled, values)
+        return part.rollout.read(column, part.positions)
+    values, reached = _reach(part, column, offset)
+    if not reached.all():
+        for leaf in leaves(values):
+            leaf[~reached] = fill
+    return values
 
 
 def _of_row(part: RowPart) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _positions(part), part.first, part.last
-
-
-def _between(positions: Positions, low: int, high: int) -> Positions:
-    if not isinstance(positions, slice):
-        return positions[low:high]
-    step = positions.step or 1
-    return slice(positions.start + low * step, positions.start + high * step, positions.step)
 
 
 def unknown_column(column: str, known: Iterable[str]) -> EpisodeError:
@@ -544,7 +509,7 @@ def _recent(part: RowPart, column: str, n: int, newest: int) -> tuple[Tree, np.n
         recent = _recent_of_run(part, positions, column, n, newest)
         if recent is not None:
             return recent
-        positions = np.arange(positions.start, positions.stop, positions.step)
+        positions = _positions(part)
     here = positions[:, None]
     wanted = here + rollout.num_lanes * np.arange(newest - n + 1, newest + 1)
     reached = wanted >= part.first[:, None]
@@ -564,7 +529,7 @@ def _recent_of_run(part: RowPart, run: slice, column: str, n: int, newest: int) 
     """Reads rows in one slice with one copy for each offset; returns None if some do not reach back that far."""
     rollout, lanes = part.rollout, part.rollout.num_lanes
     begin = run.start + (newest - n + 1) * lanes
-    if run.step not in (None, 1) or (begin + np.arange(run.stop - run.start) < part.first).any():
+    if (begin + np.arange(run.stop - run.start) < part.first).any():
         return None
     if not rollout.is_uniform(column, slice(begin, run.stop + newest * lanes)):
         return None

@@ -152,7 +152,7 @@ class EpisodeReader:
         self.num_incomplete = 0
         self._units = _chains(self.records()) if self._joined else [[record] for record in self.records()]
         if self._complete:
-            self._units, self.num_incomplete = self.whole_episodes(self.records())
+            self._units, self.num_incomplete = whole_chains(self.records())
         if not self._units:
             raise self._nothing_error()
         self._hold_out(number(min=0, max=1).check(held_out_fraction, who, "held_out_fraction"), only_held_out)
@@ -239,13 +239,6 @@ class EpisodeReader:
     def records(self) -> list[Record]:
         """Returns the episodes and chunks in all samples, in the order in which they were written."""
         return [Record(sample, folder, i) for sample, folder in self._samples for i in range(len(sample))]
-
-    @staticmethod
-    def whole_episodes(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
-        """Returns the chunks of each whole episode, in the order of the first ones, and the number of other chunks."""
-        chains = _chains(records)
-        whole = [chain for chain in chains if chain[0].fact("env_t_started") == 0 and _is_done(chain[-1])]
-        return whole, len(records) - sum(map(len, whole))
 
     def __repr__(self) -> str:
         kind = "episodes" if self._complete else "episodes and chunks"
@@ -473,6 +466,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
 def _whole_number(extent: Extent | None) -> int | None:
     """Returns the number of all episodes of a file, if it is known."""
     return extent.episodes if extent is not None and extent.is_closed else None
+
+
+def whole_chains(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
+    """Returns the chunks of each whole episode, in the order of the first ones, and the number of other chunks."""
+    chains = _chains(records)
+    whole = [chain for chain in chains if chain[0].fact("env_t_started") == 0 and _is_done(chain[-1])]
+    return whole, len(records) - sum(map(len, whole))
 
 
 def _chains(records: Sequence[Record]) -> list[list[Record]]:

@@ -51,7 +51,7 @@ class AgentFacts(State):
     module_id: str | None
 
 
-_OF_WHOLE: Final = ("eps_id", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated")
+OF_WHOLE: Final = ("eps_id", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated")
 """The facts that all agents of an episode have in common."""
 
 
@@ -263,7 +263,7 @@ def whole_episodes(who: str, parts: Mapping[Any, Sequence[AgentPart]]) -> list[A
 def _whole_episode(who: str, parts: Sequence[AgentPart]) -> Any:
     first, facts, advice = parts[0], parts[0].facts, "Each episode needs an id, and a number, of its own."
     for other in parts[1:]:
-        known = [(name, getattr(facts, name), getattr(other.facts, name)) for name in _OF_WHOLE]
+        known = [(name, getattr(facts, name), getattr(other.facts, name)) for name in OF_WHOLE]
         differences = ", ".join(f"{name} {one!r} and {another!r}" for name, one, another in known if one != another)
         if differences:
             raise OfflineDataError(

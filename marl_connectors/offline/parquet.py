@@ -25,6 +25,7 @@ from marl_connectors.errors import (
 )
 from marl_connectors.names import brief
 from marl_connectors.offline.exchange import (
+    OF_WHOLE,
     AgentFacts,
     AgentPart,
     AgentRows,
@@ -45,7 +46,7 @@ _DIGEST: Final = b"marl_connectors_sha256"
 _FACTS: Final = AgentFacts.__struct_fields__
 _KEYS: Final = ("episode", Columns.EPS_ID, Columns.AGENT_ID, "agent_eps_id")
 """What all rows of an agent's episode have in common, and no other rows."""
-_SAME: Final = (Columns.MODULE_ID, "eps_t_started", "eps_t", "eps_terminated", "eps_truncated")
+_SAME: Final = (Columns.MODULE_ID, *OF_WHOLE[1:])
 """What else all rows of an agent's episode have in common."""
 _INFOS: Final = ("infos", "new_infos")
 _MAY_LACK: Final = (Columns.AGENT_ID, Columns.MODULE_ID, *_INFOS)
@@ -240,7 +241,7 @@ def _from_json(text: str | None) -> Any:
         data = json.loads(text) if text is not None and text.startswith('{"value"') else None
     except ValueError:
         data = None
-    if data is None:
+    if not isinstance(data, dict) or data.keys() != {"value", "arrays"}:
         return text
     known = data["arrays"].items()
     arrays = {key: np.array(flat, _number_type(dtype)).reshape(shape) for key, (dtype, shape, flat) in known}

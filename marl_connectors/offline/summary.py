@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.offline.episode_reader import EpisodeReader, Record
+from marl_connectors.offline.episode_reader import EpisodeReader, Record, whole_chains
 from marl_connectors.offline.recorded_sample import RecordedSample
 from marl_connectors.typing import AgentID
 
@@ -34,7 +34,7 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
         returns_of[id(sample)] = _chunk_returns(sample)
         _add_agents(agents, sample)
     records = [record for record in reader.records() if id(record.sample) in returns_of]
-    wholes, _ = reader.whole_episodes(records)
+    wholes, _ = whole_chains(records)
     lengths, returns = [], []
     for chain in wholes:
         lengths.append(sum(int(r.sample.env_steps[r.number]) for r in chain))

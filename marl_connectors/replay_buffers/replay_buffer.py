@@ -15,7 +15,7 @@ from marl_connectors.checkpoints import taking_over
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import chunks_of, late_reward, num_steps_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConfigError, EpisodeError, did_you_mean
+from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.replay_sample import EnvStepSample, ReplaySample, Window, segments_of_items
 from marl_connectors.replay_buffers.ring import ACTED, Ring
@@ -138,11 +138,18 @@ class ReplayBuffer:
     def settings(cls) -> list[str]:
         """Returns the names of the arguments that change something."""
         unused = [] if cls.has_priorities else ["alpha", "beta"]
+        unused += ["agents"] if cls.unit == AGENT_STEP else []
         return [name for name in inspect.signature(cls).parameters if name not in unused]
 
     def _new_ring(self, key: ModuleID) -> Ring:
-        settings: Any = {"agents": self.agents, "has_priorities": self.has_priorities}
-        return Ring(key, self.capacity, self.extra_columns, spill_folder=self.spill_folder, **settings)
+        return Ring(
+            key,
+            self.capacity,
+            self.extra_columns,
+            agents=self.agents,
+            has_priorities=self.has_priorities,
+            spill_folder=self.spill_folder,
+        )
 
     def __len__(self) -> int:
         """The number of steps that are kept, of all modules together, or of env steps."""
@@ -318,8 +325,8 @@ class ReplayBuffer:
             ring, generator = self._ring(key), stream(self.seed, "replay", str(key), self.num_samples)
             size = integer(min=1).check(of_modules[key] if of_modules else numbers, name, "num_items")
             positions = ring.draw(size, generator, module_ids)
-            lengths = [length for m, length in (sequence_lens or {}).items() if self.agents is not None or m == key]
-            if lengths:
+            length = (sequence_lens or {}).get(key)
+            if length is not None:
                 sequences.append(key)
             weights = None
             if self.has_priorities:
@@ -328,9 +335,9 @@ class ReplayBuffer:
                 ring,
                 positions,
                 ahead=drawn_n_steps(n_step, size, generator),
-                num_steps=min(lengths) - burn_in_len if lengths else batch_length_T,
-                lookback=max(lookback, 1) if lengths else lookback,  # the state before a sequence is in the row before
-                burn_in=burn_in_len if lengths or self.agents is not None else 0,
+                num_steps=batch_length_T if length is None else length - burn_in_len,
+                lookback=lookback if length is None else max(lookback, 1),  # the state before it is in the row before
+                burn_in=0 if length is None and self.agents is None else burn_in_len,
                 weights=weights,
             )
         self.num_samples += 1
@@ -445,6 +452,12 @@ class ReplayBuffer:
             CheckpointError: If it is damaged, or of a buffer of another kind.
         """
         state = read_state(ReplayBufferState, state)
+        if (_ALL in state.rings) != (self.agents is not None):
+            other = "agents' steps" if _ALL not in state.rings else "env steps"
+            raise CheckpointError(
+                f"{type(self).__name__}: the state is that of a buffer of {other}. Load it "
+                f"into a buffer of the class that it came from."
+            )
         self.num_samples, self.num_steps_sampled = state.num_samples, state.num_steps_sampled
         self.seed = state.seed
         self._rings, self._newest = {}, None

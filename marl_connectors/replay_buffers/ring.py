@@ -583,7 +583,6 @@ class Ring:
         times = {Columns.T: spans(started, counts).astype(np.int32)}
         places = self._insert([Head.of(episode) for episode in episodes], times, counts)
         positions = self.positions(np.repeat(places.lanes, counts), spans(places.starts, counts))
-        self._overwrites(positions)
         for flags in self.columns.get(AGENT_FLAGS, {}).values():
             flags[positions] = 0
         for module_id, part, rows, columns in own:
@@ -895,9 +894,9 @@ class Ring:
         self.numbers = self._with_room(state.numbers.astype(np.int32))
         self.num_steps_added, self.num_episodes_added = state.num_steps_added, state.num_episodes_added
         self.action_units = state.action_units
-        self.spaces = dict(spaces_from_json(state.spaces))
+        self.spaces = spaces_from_json(state.spaces)
         for module_id, (_, action_space) in self.spaces.items():
-            if action_space is not None and Columns.ACTIONS in self.columns:
+            if Columns.ACTIONS in self.columns:
                 self._check_steps(module_id, action_space)
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = dict(state.open)

@@ -79,4 +79,4 @@ def test_rllibs_arguments_serve_calls_by_hand():
     )
     batch = {"obs": {("e", "a", None): [1], ("e", "b", None): [2], ("f", "a", "red"): [3]}}
     assert piece(rl_module=None, batch=batch, episodes=[]) == {"red": {"obs": [2, 3]}, "green": {"obs": [1]}}
-    assert piece.in_learner_pipeline
+    assert piece.learns

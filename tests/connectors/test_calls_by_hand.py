@@ -303,3 +303,19 @@ def test_columns_can_be_taken_out_and_put_in():
     items["three"] = {key: [1] for key in items["two"]}
     (found,) = to_columns(items, batch).groups
     assert list(found) == ["two", "three"]
+
+
+class Shares(ConnectorV2):
+    """Notes what is shared before its columns. Keeps no state."""
+
+    def before_columns(self, groups, rl_module):
+        self.seen = [(group.shared_data["note"], group.explore, group.rl_module) for group in groups]
+
+    def columns(self, c, xp):
+        pass
+
+
+def test_a_piece_knows_what_is_shared_before_its_columns():
+    episodes, piece = play([[{"absent": set(), "ends": {}, "rewards": {}}]], dict.fromkeys("abcd", "red")), Shares()
+    piece(rl_module="modules", batch={}, episodes=episodes, explore=False, shared_data={"note": 7})
+    assert set(piece.seen) == {(7, False, "modules")}

@@ -9,6 +9,8 @@ import pickle
 import numpy as np
 from gymnasium import spaces
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from marl_connectors import AgentToModuleMapping
 from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.env_runners.lane_group import LaneGroup
 
@@ -40,3 +42,15 @@ def test_copies_are_empty_and_independent():
         assert not made
         made[rows] = "other"
     assert memory[rows] == "known"
+
+
+def test_pieces_let_go_of_the_rows_of_a_train_batch():
+    config = small_config(LifeEnv, disable_env_checking=True).multi_agent(policies="independent")
+    algo = config.build_algo()
+    algo.train()
+    gc.collect()
+    (piece,) = (piece for piece in algo.learner.pipeline if isinstance(piece, AgentToModuleMapping))
+    assert not piece._checked
+    (piece,) = (piece for piece in algo.env_runner.env_to_module if isinstance(piece, AgentToModuleMapping))
+    assert piece._checked and not copy.deepcopy(piece)._checked
+    algo.stop()

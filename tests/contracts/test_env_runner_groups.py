@@ -137,7 +137,7 @@ def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monk
     whole = trained(divided(filtered(), 4, 0))
     algo = divided(filtered(), 4, 2).build_algo()
     remote: Any = algo.env_runner_group
-    remote._fetches_episodes = remote.pool._fetches_payloads = False
+    remote.pool._fetches_payloads = False
     update, lost = algo._update, [1, 2]
 
     def loses(sample: Any) -> Any:

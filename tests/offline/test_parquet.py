@@ -188,6 +188,7 @@ def test_infos_of_rllib_may_be_structs_or_texts(tmp_path):
     assert from_rllib(tmp_path, infos=[{"a": 1}, {"a": 2}, {"a": 3}]) == [{"a": 1}, {"a": 2}, {}]
     assert from_rllib(tmp_path, infos=["{}", '{"a": 2}', "{}"]) == [{}, {"a": 2}, {}]
     assert from_rllib(tmp_path, infos=[None, '{"a": 2}', None]) == [{}, {"a": 2}, {}]
+    assert from_rllib(tmp_path, infos=['{"value": 0.7}', "{}", "{}"]) == [{"value": 0.7}, {}, {}]
     with pytest.raises(OfflineDataError, match=r"the info in row 1 of .*r\.parquet is no dict, but '5'"):
         from_rllib(tmp_path, infos=["{}", "5", "{}"])
     with pytest.raises(OfflineDataError, match=r"column 'infos' of .*r\.parquet holds binary.*Pickled"):

@@ -15,7 +15,7 @@ from marl_connectors import (
     SingleAgentEpisode,
     TeamReplayBuffer,
 )
-from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)
 
@@ -122,3 +122,10 @@ def test_a_weight_is_a_column_of_its_episode():
     buffer.add(episode("a", 8))
     own = buffer.sample(4)[0]
     assert own.get_extra_model_outputs("weights").tolist() == [1.0] and Columns.OBS not in own.extra_model_outputs
+
+
+def test_the_state_of_another_kind_of_buffer_is_refused():
+    alone, team = EpisodeReplayBuffer(), TeamReplayBuffer(agents={"pi": ["a"]})
+    for one, other, kind in ((alone, team, "agents' steps"), (team, alone, "env steps")):
+        with pytest.raises(CheckpointError, match=f"the state is that of a buffer of {kind}"):
+            other.set_state(one.get_state())

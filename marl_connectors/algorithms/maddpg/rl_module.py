@@ -67,34 +67,23 @@ class DefaultMADDPGRLModule(RLModule, TwinCritics):
         self._check(config)
         assert self.observation_space is not None and self.action_space is not None
         self._is_discrete = isinstance(self.action_space, spaces.Discrete)
-        self.num_actions = num_action_inputs(self.action_space)
+        num_actions = spaces.flatdim(self.action_space)
         self.log_stddev = nn.Parameter(torch.full((1,), math.log(LEAST_STDDEV)), requires_grad=False)
         self.encoder = Encoder(self.observation_space, config)
-        self.pi = make_head(self.encoder.output_dim, self.num_actions, config, gain=0.01)
+        self.pi = make_head(self.encoder.output_dim, num_actions, config, gain=0.01)
         if self.inference_only:
             return
         read = spaces.Box(-np.inf, np.inf, (config.critic_inputs,))
-        judged = spaces.Box(-np.inf, np.inf, (self.num_actions,))
+        judged = spaces.Box(-np.inf, np.inf, (num_actions,))
         self.make_critics(read, judged)
 
     def _check(self, config: Any) -> None:
         space, name = self.action_space, type(self).__name__
-        is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-        if self.observation_space is None or not (is_box or isinstance(space, spaces.Discrete)):
-            raise ModuleError(
-                f"{name}: expected an observation space and a Discrete or float Box action space, but the action space "
-                f"is {'none' if space is None else describe(space)}. Flatten the action space in a wrapper of the "
-                f"environment, or use MAPPO."
-            )
+        self.check_networks(instead="MAPPO")
         if isinstance(space, spaces.Box) and not space.is_bounded("both"):
             raise ModuleError(
                 f"{name}: its actions are in [-1, 1], which is stretched to the space's range, but {describe(space)} "
                 f"has no bounds. Give the action space finite bounds."
-            )
-        if config.use_lstm or config.use_gru:
-            raise ModuleError(
-                f"{name}: use_lstm and use_gru are not supported. Let the environment stack frames instead, for "
-                f"example .environment(wrappers=['frame_stack_v1:4'])."
             )
         if not self.inference_only and config.critic_inputs < 1:
             raise ModuleError(
@@ -165,8 +154,3 @@ class DefaultMADDPGRLModule(RLModule, TwinCritics):
     def get_non_inference_attributes(self) -> list[str]:
         """Returns the critics and the target networks."""
         return [*super().get_non_inference_attributes(), "target_encoder", "target_pi"]
-
-
-def num_action_inputs(space: Any) -> int:
-    """Returns the number of a critic's inputs for an action: that of a Box's dimensions, or of Discrete actions."""
-    return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or (1,)))

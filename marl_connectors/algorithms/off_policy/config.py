@@ -197,15 +197,10 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
         """What the recorded policies have computed, which says nothing about the modules that learn."""
         return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP
 
-    @property
-    def has_priorities(self) -> bool:
-        """Whether the replay buffer draws steps by their priorities."""
-        buffer_type = self.replay_buffer_config.get("type", type(self).replay_buffer_config["type"])
-        return "Prioritized" in str(buffer_type)
-
     def _check_priorities(self) -> None:
         """Checks that an update computes the errors of all rows at once, in the order in which they were drawn."""
-        if not self.has_priorities:
+        buffer_type = self.replay_buffer_config.get("type", type(self).replay_buffer_config["type"])
+        if "Prioritized" not in str(buffer_type):
             return
         for name, without in (("shuffle_batch_per_epoch", False), ("minibatch_size", None)):
             value = getattr(self, name)

@@ -345,7 +345,10 @@ class OffPolicyLearner(Learner):
         errors: Any = losses.errors
         if rows.are_sequences:  # of which each has the mean size of its steps' errors
             mask = rows[Columns.LOSS_MASK]
-            errors = (errors.abs() * mask).sum(-1) / mask.sum(-1)
+            steps = mask.sum(-1)
+            errors = (errors.abs() * mask).sum(-1) / steps
+            if is_stacked:  # modules have different numbers of sequences
+                errors = [own[number > 0] for own, number in zip(errors, steps, strict=True)]
         elif counted.weights is not None:  # modules have different numbers of rows
             errors = [own[weight > 0] for own, weight in zip(errors, counted.weights, strict=True)]
         self.log_td_errors(rows.module_ids, errors)

@@ -59,7 +59,6 @@ class ReplayAlgorithm(Algorithm):
         return cls.config_class()
 
     def _build_learner(self) -> Any:
-        check_no_frame_stacking(self._env_to_module, type(self.config).__name__)
         learner: Any = super()._build_learner()
         replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
         self.replays = {"": replay}
@@ -91,6 +90,7 @@ class ReplayAlgorithm(Algorithm):
     def _set_up_buffers(self) -> None:
         """Lets the buffers refuse recorded episodes that do not fit the run, and hold actions of modules only."""
         for replay in self.replays.values():
+            check_no_frame_stacking(self._env_to_module, type(replay.config).__name__)
             replay.buffer.prepare_added = self._prepare_added
 
     def _prepare_added(self, episodes: Any) -> list[Any]:

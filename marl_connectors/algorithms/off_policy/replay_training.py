@@ -106,7 +106,7 @@ class ReplayTraining:
         seed: The run's seed.
         buffer: The steps of the learner's modules.
         updates_due: The number of updates that are due. A fraction stays for the next sample.
-        buffer_classes: The classes of replay buffers that the algorithm can learn from. The last one is the default.
+        buffer_classes: The classes of replay buffers that the algorithm can learn from.
         can_be_mixed: Whether the buffer can keep the steps of some modules only, for runs with several algorithms.
     """
 
@@ -222,7 +222,7 @@ class ReplayTraining:
             return {}
         sample = self.draw(module_ids)
         results = self.learner.update(episodes=sample, timesteps=timesteps)
-        if self.config.has_priorities:
+        if self.buffer.has_priorities:
             errors = self.learner.td_errors
             on_host = {m: own.numpy() for m, own in zip(errors, all_on_host([*errors.values()]), strict=True)}
             self.buffer.update_priorities(on_host, sample=sample)

@@ -24,6 +24,7 @@ from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import (
     AddMixerStatesToTrainBatch,
 )
 from marl_connectors.errors import ConfigError, LearnerError
+from marl_connectors.learner.loss_stats import TOTAL_LOSS
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch
 from marl_connectors.learner.updates import has_self_supervised_loss
 from marl_connectors.ops.q_learning import taken_values, td_slopes
@@ -199,7 +200,7 @@ class QMIXLearner(DQNLearner):
         """Returns the mean loss. Logs its statistics and errors for each of the modules."""
         (of_values,) = losses.of_values.values()
         of_values = of_values if weights is None else of_values * weights
-        terms = {"total_loss": of_values, **dict.fromkeys(losses.of_values, of_values), **losses.statistics}
+        terms = {TOTAL_LOSS: of_values, **dict.fromkeys(losses.of_values, of_values), **losses.statistics}
         means = torch.stack(list(terms.values())).mean(-1, keepdim=True)
         self.log_table(module_ids, list(terms), means.expand(-1, len(module_ids)))
         self.td_errors.update(dict.fromkeys(module_ids, losses.errors))

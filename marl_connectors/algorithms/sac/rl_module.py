@@ -88,7 +88,7 @@ class QNetwork(nn.Module):
         if isinstance(action_space, spaces.Discrete):
             outputs = int(action_space.n)
         else:
-            size = int(np.prod(action_space.shape or ()))
+            size = spaces.flatdim(action_space)
             read = spaces.Tuple((observation_space, spaces.Box(-np.inf, np.inf, (size,))))
         self.encoder = Encoder(read, config)
         self.head = make_head(self.encoder.output_dim, outputs, config, gain=1.0)
@@ -107,7 +107,29 @@ class TwinCritics(TargetNetworkAPI, InferenceOnlyAPI):
     qf_twin: QNetwork
     target_qf: nn.Module
     target_qf_twin: nn.Module
+    observation_space: Any
+    action_space: Any
     config: Any
+
+    def check_networks(self, instead: str) -> None:
+        """Raises a ModuleError for spaces and layers that the module cannot have.
+
+        Args:
+            instead: The algorithm that can.
+        """
+        name, space = type(self).__name__, self.action_space
+        is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+        if self.observation_space is None or not (is_box or isinstance(space, spaces.Discrete)):
+            raise ModuleError(
+                f"{name}: expected an observation space and a Discrete or float Box action space, but the action space "
+                f"is {'none' if space is None else describe(space)}. Flatten the action space in a wrapper of the "
+                f"environment, or use {instead}."
+            )
+        if self.config.use_lstm or self.config.use_gru:
+            raise ModuleError(
+                f"{name}: use_lstm and use_gru are not supported. Let the environment stack frames instead, for "
+                f"example .environment(wrappers=['frame_stack_v1:4'])."
+            )
 
     def make_critics(self, observation_space: Space, action_space: Space) -> None:
         """Makes the critics, two if the module's settings have ``twin_q``."""
@@ -179,12 +201,7 @@ class DefaultSACRLModule(RLModule, TwinCritics):
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a SACModelConfig or dict) describes."""
         config = self.config = SACModelConfig.of(self.model_config)
-        self._check_spaces()
-        if config.use_lstm or config.use_gru:
-            raise ModuleError(
-                f"{type(self).__name__}: use_lstm and use_gru are not supported. Let the environment stack frames "
-                f"instead, for example .environment(wrappers=['frame_stack_v1:4'])."
-            )
+        self.check_networks(instead="PPO")
         assert self.observation_space is not None and self.action_space is not None
         self._is_discrete = isinstance(self.action_space, spaces.Discrete)
         self.encoder = Encoder(self.observation_space, config)
@@ -194,16 +211,6 @@ class DefaultSACRLModule(RLModule, TwinCritics):
             return
         self.make_critics(self.observation_space, self.action_space)
         self.log_alpha = nn.Parameter(torch.full((1,), math.log(config.initial_alpha)))
-
-    def _check_spaces(self) -> None:
-        space = self.action_space
-        is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-        if self.observation_space is None or not (is_box or isinstance(space, spaces.Discrete)):
-            raise ModuleError(
-                f"{type(self).__name__}: expected an observation space and a Discrete or float Box action space, but "
-                f"the action space is {'none' if space is None else describe(space)}. Flatten the action space in a "
-                f"wrapper of the environment, or use PPO."
-            )
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
         return default_distribution(action_space, SACModelConfig.of(self.model_config).action_distribution)

@@ -30,7 +30,7 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
     from one chunk of an episode to the next chunk, but never from one episode of an agent to its next episode.
 
     Before a forward pass, there is one state for each row, without a time axis. For a train batch, there is one for the
-    first step of each sequence; in columns it is in ``columns.sequences.state_in``. In episodes without ``state_out``
+    first step of each sequence; in columns it is in ``c.sequences.state_in``. In episodes without ``state_out``
     (another module played them), every sequence gets the initial state. So does a sequence of a replay buffer that
     begins with the oldest step that is kept.
 

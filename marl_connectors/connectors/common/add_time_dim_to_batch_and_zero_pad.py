@@ -24,7 +24,7 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
     ``seq_lens`` (``[S]``) counts the real steps. The sequences of a replay buffer are not cut; ``loss_mask`` is also
     False for those of their steps that only serve the states and the targets.
 
-    In columns, a train batch keeps one row for each agent-step. ``columns.sequences`` holds the sequences, and they are
+    In columns, a train batch keeps one row for each agent-step. ``c.sequences`` holds the sequences, and they are
     padded when a module gets its minibatch.
 
     Reads and writes all columns of stateful modules in the batch; those of stateless modules stay as they are. Keeps no

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.connectors.arguments import argument
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.item_batch import MAPPING as MAPPING
-from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
+from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ItemKey, ModuleID
 
 
-class AgentToModuleMapping(ConnectorV2):
+class AgentToModuleMapping(InBothPipelines):
     """Turns ``{column: {(episode, agent, module): items}}`` into ``{module: {column: items}}``.
 
     On columns, it only checks that the modules exist, since rows are in module order from the start. Reads and writes
@@ -27,32 +27,27 @@ class AgentToModuleMapping(ConnectorV2):
         rl_module_specs: The modules that exist, for calls with ``rl_module=None``.
         agent_to_module_mapping_fn: ``fn(agent_id, episode)`` that returns the module of items whose key has none.
             The episodes of env runners know the module of each agent.
-        as_learner_connector: Whether the piece makes train batches.
+        as_learner_connector: RLlib's argument, without an effect. It must not contradict the pipeline.
     """
 
-    belongs_in = (ENV_TO_MODULE, LEARNER)
-
     phase_after = Phase.MODULE_ITEMS
-    _checked: tuple[Any, Any] | None = None
     rl_module_specs: Mapping[ModuleID, Any] | None = argument(default=None)
     agent_to_module_mapping_fn: Callable[..., ModuleID] | None = argument(default=None)
-    as_learner_connector: bool = argument(default=False)
 
     def begin(self) -> None:
         super().begin()
-        if self.as_learner_connector:
-            self.in_learner_pipeline = True
+        self._checked = RowMemory()
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Checks that the modules exist, once for each set of rows."""
-        if self._checked is not None and self._checked[0] is c.rows and self._checked[1] is c.rl_module:
+        if self._checked.get(c.rows) is c.rl_module:
             return
         for module_id in c.module_ids:
             if module_id not in c.rl_module:
                 episodes = c.rows.episodes
                 agent_id = next(e.agent_id for e in episodes if e.module_id == module_id)
                 raise unknown_module(agent_id, module_id, c.rl_module)
-        self._checked = (c.rows, c.rl_module)
+        self._checked[c.rows] = c.rl_module
 
     def __call__(
         self,

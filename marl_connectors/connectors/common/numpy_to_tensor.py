@@ -9,31 +9,28 @@ import numpy as np
 import torch
 
 from marl_connectors.connectors.arguments import argument
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.device_columns import columns_to_device, to_device
-from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
 
 
-class NumpyToTensor(ConnectorV2):
+class NumpyToTensor(InBothPipelines):
     """Converts all arrays to tensors on ``device``; float64 becomes float32.
 
     All columns of all modules are moved to a GPU in one copy. On the CPU, tensors share the arrays' memory. Reads and
     writes all columns. Keeps no state.
 
     Args:
-        as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
+        as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines. It
+            must not contradict the pipeline.
         pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
             pinned memory in any case.
         device: The device of the tensors; None for the CPU.
     """
 
-    belongs_in = (ENV_TO_MODULE, LEARNER)
-
     phase_after = Phase.TENSORS
-    as_learner_connector: bool | None = argument(default=None)
     pin_memory: bool = argument(default=False)
     device: Any = argument(default=None)
 

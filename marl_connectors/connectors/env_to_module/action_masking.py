@@ -27,8 +27,6 @@ from marl_connectors.spaces import describe, in_key_order, stack, values_per_cho
 from marl_connectors.typing import AgentID, Tree
 from marl_connectors.validators import one_of
 
-_SOURCES = ("auto", "observations", "infos")
-
 
 class _Masks(NamedTuple):
     """The source of the masks of some agents.

@@ -41,16 +41,10 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
             if name not in c:
                 values = rows.get(name)
                 c[name] = values.astype(np.float32) if name == Columns.REWARDS else values
-        if Columns.TERMINATEDS in c and Columns.TRUNCATEDS in c:  # the rows of a replay buffer have them
-            return
-        last_steps = np.cumsum(rows.counts) - (2 if rows.acted is not None else 1)
-        for name, flags in (
-            (Columns.TERMINATEDS, [chunk.is_terminated for chunk in rows.chunks]),
-            (Columns.TRUNCATEDS, [chunk.is_truncated for chunk in rows.chunks]),
-        ):
-            if name not in c:
-                c[name] = np.zeros(len(rows), bool)
-                c[name][last_steps] = flags
+        if Columns.TERMINATEDS not in c:
+            c[Columns.TERMINATEDS] = rows.terminateds
+        if Columns.TRUNCATEDS not in c:
+            c[Columns.TRUNCATEDS] = rows.truncateds
 
 
 AddColumnsFromEpisodesToBatch = AddColumnsFromEpisodesToTrainBatch

@@ -45,6 +45,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
     def begin(self) -> None:
         super().begin()
         self._flattener = Flattener(self.state_space, scale_bytes=True)
+        self.agent_ids = None if self.agent_ids is None else list(self.agent_ids)
 
     @property
     def numbered_agents(self) -> list[AgentID]:

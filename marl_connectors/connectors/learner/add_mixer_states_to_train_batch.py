@@ -34,12 +34,11 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
     state.
 
     Attributes:
-        agents: All agents that can appear, by module.
         size: The number of numbers in a vector.
         reads_env_states: Whether the vectors are the environment's states.
 
     Args:
-        agents: As above.
+        agents: All agents that can appear, by module.
         agent_spaces: The observation space of each agent, as the episodes hold its observations. It is not needed
             with a ``state_space``.
         state_space: The space of the environment's state; None for observations.

@@ -13,7 +13,6 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import REWARD_CHANGES
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import ColumnGroup
-from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
@@ -32,10 +31,10 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     the observation after them.
 
     Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories, and ``rewards`` of the batch if
-    it has them; writes ``rewards`` (``[B]``
-    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Unless
-    ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of sequences for stateful modules stay as they
-    are, as the targets of their steps need the states at later steps of the sequence. Keeps no state.
+    it has them; writes ``rewards`` (``[B]`` float32), ``new_obs``, ``discounts`` and, with action masks,
+    ``new_action_mask`` to the batch. Unless ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of
+    sequences for stateful modules stay as they are, as the targets of their steps need the states at later steps of the
+    sequence. Keeps no state.
 
     Args:
         n_step: The number of rewards.
@@ -109,8 +108,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
 
 def _check_unchanged(columns: ColumnGroup) -> None:
     """Checks that the observations of the batch are those of the trajectories."""
-    parts = [take(part.rollout.source(Columns.OBS), part.positions) for part in columns.rows.parts]
-    kept = [np.concatenate(own) for own in zip(*map(leaves, parts), strict=True)]
+    kept = leaves(columns.rows.source(Columns.OBS))
     given = [np.asarray(leaf) for leaf in leaves(columns[Columns.OBS])]
     if len(kept) != len(given) or not all(
         np.array_equal(one, other.astype(one.dtype), equal_nan=one.dtype.kind == "f")

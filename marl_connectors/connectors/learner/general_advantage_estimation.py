@@ -87,7 +87,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
     def begin(self) -> None:
         super().begin()
-        self.module_settings = self.module_settings or {}
+        self.module_settings = dict(self.module_settings or {})
         self._moments_of_targets: dict[ModuleID, Moments] = {}
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
+from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import are_stateful, check_state_out, member
@@ -23,7 +24,9 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
     belongs_in = (MODULE_TO_ENV,)
 
-    _checked: tuple[Any, Any] | None = None
+    def begin(self) -> None:
+        super().begin()
+        self._checked = RowMemory()
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Drops the second axis.
@@ -36,11 +39,11 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
             return
         if Columns.STATE_OUT not in c:
             raise _no_state(c.module_ids, c)
-        if self._checked is None or self._checked[0] is not c.rows or self._checked[1] is not c.rl_module:
+        if self._checked.get(c.rows) is not c.rl_module:
             for module_id in c.module_ids:
                 state_out = c[Columns.STATE_OUT]
                 check_state_out(member(c.rl_module, module_id), module_id, state_out, c.splits[-1])
-            self._checked = (c.rows, c.rl_module)
+            self._checked[c.rows] = c.rl_module
         for name, column in c.items():
             if name != Columns.STATE_OUT:
                 for leaf in leaves(column):

@@ -82,7 +82,7 @@ class WorkerVectorEnv(VectorEnv):
     """A VectorEnv whose sub-environments are in worker processes, an equal share in each.
 
     Steps have the same results as in this process: each worker has a VectorEnv with some of the sub-environments.
-    Actions, rewards and observations are in shared memory. Everything unusual is sent as a message.
+    Observations are in columns of shared memory; everything else is a pickled message.
 
     Attributes:
         workers: The process handles of the workers.

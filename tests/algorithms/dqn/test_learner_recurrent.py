@@ -11,7 +11,7 @@ import torch
 
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.fresh_seeds import fresh_seeds
-from marl_connectors import Algorithm, Columns, DQNConfig, OnnxPolicy, load_policy
+from marl_connectors import Algorithm, Columns, ConnectorV2, DQNConfig, OnnxPolicy, load_policy
 from marl_connectors.algorithms.off_policy.learner import ReplayedRows
 from marl_connectors.errors import ConfigError, LearnerError
 
@@ -227,3 +227,36 @@ def test_within_sequences_only_the_last_step_is_not_bootstrapped_if_it_terminate
     rows: Any = ReplayedRows(SimpleNamespace(config=config), ["m"], None, config, batch, {})
     found = rows.bootstrapped(values)
     assert found[0, :2].tolist() == [1 + 20 / 2, 2.0]
+
+
+class Ends(ConnectorV2):
+    """Compares the ends of rows with those of the episodes. Keeps no state."""
+
+    def columns(self, c, xp):
+        own = [
+            (e.is_terminated, int(e.storage.column(Columns.T)[len(e) + e.storage.lookback - 1]))
+            for e in c.rows.episodes
+        ]
+        by_row = [end for end, count in zip(own, c.rows.counts, strict=True) for _ in range(count)]
+        expected = [is_over and t == last for (is_over, last), t in zip(by_row, c.rows.t.tolist(), strict=True)]
+        assert c.rows.terminateds.tolist() == expected
+        ENDS.append(sum(expected))
+
+
+ENDS: list[int] = []
+
+
+def test_modules_may_have_different_numbers_of_sequences():
+    config = random_dqn(1, replay_buffer_config={"type": BUFFERS[1]}, n_step=2, burn_in_len=1)
+    config.multi_agent(policies="independent").rl_module(algorithm_config_overrides_per_module={})
+    algo = config.learners(learner_connector=lambda *_: Ends()).build_algo()
+    algo.train()
+    numbers = {module_id: 3 + i for i, module_id in enumerate(algo.replay_buffer.module_ids)}
+    buffer, lengths = algo.replay_buffer, dict.fromkeys(numbers, 4)
+    sample = buffer.sample(numbers, n_step=2, sequence_lens=lengths, burn_in_len=1, module_ids=[*numbers])
+    algo.learner.update(episodes=sample)
+    errors = algo.learner.td_errors
+    assert {module_id: len(own) for module_id, own in errors.items()} == numbers
+    assert all(own.isfinite().all() for own in errors.values()) and sum(ENDS) > 0
+    buffer.update_priorities({module_id: own.numpy() for module_id, own in errors.items()}, sample=sample)
+    algo.stop()

@@ -17,6 +17,7 @@ from marl_connectors import (
     Algorithm,
     Columns,
     DQNConfig,
+    FrameStacking,
     Learner,
     MAPPOConfig,
     MeanStdFilter,
@@ -424,4 +425,11 @@ def test_modules_that_share_parameters_need_one_algorithm():
     SHARED = {}
     config = mixed({"a": ppo(), "*": ppo(lr=0.1)}).rl_module(rl_module_spec=RLModuleSpec(Shares))
     with pytest.raises(ModuleError, match="share parameters, so one algorithm must"):
+        config.build_algo()
+
+
+def test_frames_before_an_algorithm_with_a_replay_buffer_are_refused_when_the_run_is_built():
+    config = mixed({"a": dqn(), "*": ppo().learners(learner_connector=lambda *_: FrameStacking(num_frames=2))})
+    config.env_runners(env_to_module_connector=lambda env: FrameStacking(num_frames=2))
+    with pytest.raises(ConfigError, match="DQNConfig: FrameStacking does not work with a replay buffer"):
         config.build_algo()
