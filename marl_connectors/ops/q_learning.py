@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marl_connectors.array_functions import pick
-
 
 def taken_values(values: Tensor, actions: Tensor) -> Tensor:
     """Returns ``[...]`` the values of the actions that were taken, of ``[..., n]`` values of all actions."""
-    return pick(values, actions)
+    return values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
 
 def best_values(values: Tensor, judged: Tensor) -> Tensor:
@@ -20,7 +18,7 @@ def best_values(values: Tensor, judged: Tensor) -> Tensor:
     In double Q-learning (van Hasselt et al., 2016), ``values`` are those of the target network, and ``judged`` those of
     the network that is trained.
     """
-    return pick(values, judged.argmax(-1))
+    return values.gather(-1, judged.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def td_losses(values: Tensor, targets: Tensor, loss_fn: str) -> Tensor:
