@@ -611,13 +611,13 @@ class EnvRunner(RefusesIgnoredMethods):
     def now(self) -> Callable[[], None]:
         """Returns a function that goes back to where the runner is now; see ``EnvRunnerGroup.now``."""
         try:
-            state = self.get_state()
+            kept = self._keep_state()
         except EpisodeError:  # custom data of an ongoing episode cannot be saved
-            state = self.get_state(with_episodes=False)
+            kept = self._keep_state(with_episodes=False)
         failed_before = self._failed_at
 
         def go_back() -> None:
-            failed_at = failed_before if self._failed_at is None else self._failed_at
+            failed_at, state = failed_before if self._failed_at is None else self._failed_at, kept()
             self.set_state(state, new_episodes=True)
             self._left, self._failed_at = state, failed_at
 
@@ -696,42 +696,49 @@ class EnvRunner(RefusesIgnoredMethods):
         Raises:
             EpisodeError: If custom data of an ongoing episode cannot be saved.
         """
-        if self._left is not None and with_episodes:
-            return self._left
+        return self._keep_state(with_episodes=with_episodes)()
+
+    def _keep_state(self, *, with_episodes: bool = True) -> Callable[[], EnvRunnerState]:
+        """Returns a function that returns the present state. Keeping it takes little time; see ``get_state``."""
+        left = self._left
+        if left is not None and with_episodes:
+            return lambda: left
         self._end_layout()
         self._episodes.lanes.settle_counts()
         has_episodes = self._continues_episodes and with_episodes
         shared_data, batch, columns = self._plan.get_state()
-        episodes = self._episodes.get_states(columns) if has_episodes else None
-        if episodes is None:
-            shared_data, batch = None, None
-        return EnvRunnerState(
-            seed=self._seed,
-            num_env_steps=self.num_env_steps,
-            num_agent_steps=self.num_agent_steps,
-            noise_step=self._noise.step,
-            env_to_module=copied(self.env_to_module.get_state()),
-            module_to_env=copied(self.module_to_env.get_state()),
-            shared_data=shared_data,
-            forward_batch=batch,
-            metrics={name: logger.get_state() for name, logger in self.metrics.items()},
-            callback_metrics=self.callback_metrics.get_state(),
-            sampled_steps=self._episodes.lanes.counts.sampled.in_order(),
-            num_samples=self._finished.num_samples,
-            observations_out_of_bounds=self._out_of_bounds.count,
-            failures=copy.copy(self._episodes.lost),
-            episodes_too_long=has_episodes and episodes is None,
-            sub_environments=[
-                SubEnvironmentState(sub_env.episode_number, reward, list(finished), episode)
-                for sub_env, reward, finished, episode in zip(
-                    self.vector_env.sub_envs,
-                    self._finished.uncredited_rewards,
-                    self._finished.by_env,
-                    episodes or [None] * self.num_envs,
-                    strict=True,
-                )
-            ],
-        )
+        keep = self._episodes.keep_states(columns) if has_episodes else None
+        kept = {
+            "seed": self._seed,
+            "num_env_steps": self.num_env_steps,
+            "num_agent_steps": self.num_agent_steps,
+            "noise_step": self._noise.step,
+            "env_to_module": copied(self.env_to_module.get_state()),
+            "module_to_env": copied(self.module_to_env.get_state()),
+            "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
+            "callback_metrics": self.callback_metrics.get_state(),
+            "sampled_steps": self._episodes.lanes.counts.sampled.in_order(),
+            "num_samples": self._finished.num_samples,
+            "observations_out_of_bounds": self._out_of_bounds.count,
+            "failures": copy.copy(self._episodes.lost),
+        }
+        sub_envs = self.vector_env.sub_envs, self._finished.uncredited_rewards, self._finished.by_env
+        of_envs = [(sub_env.episode_number, reward, list(own)) for sub_env, reward, own in zip(*sub_envs, strict=True)]
+
+        def state() -> EnvRunnerState:
+            episodes = None if keep is None else keep()
+            return EnvRunnerState(
+                **kept,
+                shared_data=None if episodes is None else shared_data,
+                forward_batch=None if episodes is None else batch,
+                episodes_too_long=has_episodes and episodes is None,
+                sub_environments=[
+                    SubEnvironmentState(*own, episode)
+                    for own, episode in zip(of_envs, episodes or [None] * len(of_envs), strict=True)
+                ],
+            )
+
+        return state
 
     def why_episodes_are_not_kept(self) -> str:
         """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""

@@ -767,33 +767,46 @@ class EpisodeTracker:
         """Whether the actions of all ongoing episodes are known."""
         return all(sub_env.pack_history().is_complete for sub_env in self._vector_env.sub_envs)
 
-    def get_states(self, batches: Mapping[LaneGroup, Mapping[str, Any]]) -> list[OngoingEpisodeState] | None:
-        """Returns the state of the ongoing episode of each sub-environment. It must be called right after a cut.
+    def keep_states(
+        self, batches: Mapping[LaneGroup, Mapping[str, Any]]
+    ) -> Callable[[], list[OngoingEpisodeState] | None]:
+        """Returns a function that returns the present state of the ongoing episode of each sub-environment.
+
+        To be called right after a cut. The function returns None if one of the episodes is too long to be replayed.
 
         Args:
             batches: The columns of the prepared forward batch for each group of lanes.
 
-        Returns:
-            The states for ``set_states``. None if one of the episodes is too long to be replayed.
-
         Raises:
             EpisodeError: If custom data contain anything that cannot be stored in a file.
         """
-        if not self.can_be_replayed:
-            return None
-        found = []
-        sub_envs, groups = self._vector_env.sub_envs, self.lanes.get_states(self._observed, batches)
-        for sub_env, episode, summary, own in zip(sub_envs, self.ongoing, self._summaries, groups, strict=True):
-            state = OngoingEpisodeState(sub_env.history.get_state(), summary.copy(), _tasks_of(sub_env), own)
+        sub_envs = self._vector_env.sub_envs
+        if not all(sub_env.history.is_complete for sub_env in sub_envs):
+            return lambda: None
+        histories, lanes = (
+            [sub_env.keep_history() for sub_env in sub_envs],
+            self.lanes.keep_states(self._observed, batches),
+        )
+        kept: list[dict[str, Any]] = []
+        for sub_env, episode, summary in zip(sub_envs, self.ongoing, self._summaries, strict=True):
+            own = {"summary": summary.copy(), "tasks": _tasks_of(sub_env)}
             if isinstance(episode, MultiAgentEpisode):
-                state.custom_data = encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")
-                state.modules = dict(episode._module_of)
-                state.ended, state.any_truncated = dict(episode._ended_before), episode._truncated_before
-            found.append(state)
-        return found
+                own["custom_data"] = encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")
+                own["modules"], own["ended"] = dict(episode._module_of), dict(episode._ended_before)
+                own["any_truncated"] = episode._truncated_before
+            kept.append(own)
+
+        def states() -> list[OngoingEpisodeState] | None:
+            actions = [history() for history in histories]
+            if not all(own.is_complete for own in actions):
+                return None
+            every = zip(actions, lanes(), kept, strict=True)
+            return [OngoingEpisodeState(own.get_state(), groups=groups, **others) for own, groups, others in every]
+
+        return states
 
     def set_states(self, states: Sequence[OngoingEpisodeState]) -> dict[LaneGroup, RestoredLanes]:
-        """Restores the states of ``get_states``. It must be called right after construction, or instead of a reset.
+        """Restores the states of ``keep_states``. It must be called right after construction, or instead of a reset.
 
         Args:
             states: The state for each sub-environment, whose episode has the sub-environment's episode number.
@@ -872,8 +885,9 @@ class EpisodeTracker:
 
 def _tasks_of(sub_env: SubEnvironment) -> tuple[Any, Any]:
     """Returns the task of an environment with a curriculum, at the newest reset and now."""
-    now = None if sub_env.settable is None else sub_env.settable.get_task()
-    at_reset, now = (encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now))
+    if sub_env.settable is None:
+        return None, None
+    at_reset, now = (encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, sub_env.settable.get_task()))
     return at_reset, now
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -182,31 +182,17 @@ class Lane:
         """The storage that the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
 
-    def get_state(self) -> LaneState:
-        """Returns the state of the lane, right after a cut.
+    def keep_id_and_data(self) -> tuple[EpisodeID, dict[str, Any]]:
+        """Returns the id of the agent's episode and its custom data, encoded.
 
         Raises:
-            EpisodeError: If custom data of the agent's episode cannot be stored.
+            EpisodeError: If the custom data cannot be stored.
         """
-        group, number, rollout = self.group, self.number, self.group.rollout
-        ongoing: Any = group.ongoing[self.env_index]
-        # An agent without an episode of its own has been in the ongoing one from its beginning, and nobody has seen it.
-        id_ = self.episode.id_ if self.has_episode else agent_episode_id(ongoing.id_, self.agent_id, 0)
-        kept = group.lookback - group.first_row.item(number)
-        positions = rollout.cursor.item(number) - rollout.num_lanes * np.arange(kept, -1, -1)
-        known = enumerate(rollout.infos.get(position) for position in positions.tolist()) if rollout.infos else ()
-        notes = self.episode.custom_data if self.has_episode else {}
-        return LaneState(
-            place=group.rank.item(number),
-            agent_id=self.agent_id,
-            module_id=self.module_id,
-            episode_id=id_,
-            earlier_return=group.earlier_return.item(number),
-            t_started=group.t_started.item(number),
-            kept=kept,
-            infos={row: storable(info) for row, info in known if info},
-            custom_data=encode(notes, f"custom_data of episode {id_!r}"),
-        )
+        if self._episode is None:  # nobody has seen it, and the agent has been in the ongoing one from its beginning
+            ongoing: Any = self.group.ongoing[self.env_index]
+            return agent_episode_id(ongoing.id_, self.agent_id, 0), {}
+        id_, data = self._episode.id_, self._episode._custom_data
+        return id_, encode(data, f"custom_data of episode {id_!r}") if data else {}
 
     def continue_episode(self) -> None:
         """Creates the next chunk of the episode, after the group has continued in another rollout."""
@@ -469,42 +455,66 @@ class LaneGroup:
         self.is_live[number], self.env_of[number], self.word_of[number] = True, env_index, _word_of(agent_id)
         return lane
 
-    def get_states(self, numbers: np.ndarray, observed: Tree | None, batch: Mapping[str, Any]) -> dict[int, LanesState]:
-        """Returns the states of all live lanes by their ``env_index``, right after a cut.
+    def keep_states(
+        self, numbers: np.ndarray, observed: Tree | None, batch: Mapping[str, Any]
+    ) -> Callable[[], dict[int, LanesState]]:
+        """Returns a function that returns the present states of all live lanes by their ``env_index``.
+
+        To be called right after a cut. Making the states takes more time than keeping what they are made of.
 
         Args:
             numbers: ``[N]``, the numbers of the lanes, in the order of the sub-environments and their agents.
             observed: ``[N, ...]``, the environment's newest observations in the sequence of ``order``; None if no piece
                 may have overwritten them.
             batch: The rows of the lanes that act next in a prepared forward batch.
+
+        Raises:
+            EpisodeError: If custom data of an agent's episode cannot be stored.
         """
-        env_indices, counts = np.unique(self.env_of[numbers], return_counts=True)
-        acts, ends = ~self.rollout.pending[numbers], np.cumsum(counts)
+        rollout, env_of = self.rollout.copy_of(numbers), self.env_of[numbers]
+        ranks, returns, t_started = self.rank[numbers], self.earlier_return[numbers], self.t_started[numbers]
+        kept_rows = self.lookback - self.first_row[numbers]
+        lanes = [(lane.agent_id, lane.module_id, *lane.keep_id_and_data()) for lane in self.at(numbers)]
         places = np.zeros(self.rollout.num_lanes, np.int64)
         places[self.acting_numbers] = np.arange(self.num_acting)
+        acts = ~rollout.pending
         columns = {name: take(_on_host(column), places[numbers[acts]]) for name, column in batch.items()}
         tensors = [name for name, column in batch.items() if isinstance(leaves(column)[0], torch.Tensor)]
         places[self.order] = np.arange(len(self.order))
         observed = None if observed is None else take(observed, places[numbers])
-        lanes = [lane.get_state() for lane in self.at(numbers)]
-        rollouts = self.rollout.get_states(numbers, counts.tolist())
-        bounds = pairwise([0, *ends.tolist()])
-        of_batch = pairwise([0, *np.cumsum(acts)[ends - 1].tolist()])
-        return {
-            env_index: LanesState(
-                lanes=lanes[begin:end],
-                rollout=rollout,
-                observed=None if observed is None else take(observed, slice(begin, end)),
-                batch={name: take(column, slice(*rows)) for name, column in columns.items() if rows[0] < rows[1]},
-                tensors=tensors if rows[0] < rows[1] else [],
-            )
-            for env_index, rollout, (begin, end), rows in zip(
-                env_indices.tolist(), rollouts, bounds, of_batch, strict=True
-            )
-        }
+
+        def lane_states() -> Iterator[LaneState]:
+            own = zip(lanes, ranks.tolist(), returns.tolist(), t_started.tolist(), kept_rows.tolist(), strict=True)
+            for i, ((agent_id, module_id, id_, custom_data), place, earlier_return, t, kept) in enumerate(own):
+                positions = range(rollout.cursor.item(i) - kept * len(lanes), rollout.cursor.item(i) + 1, len(lanes))
+                known = enumerate(rollout.infos.get(position) for position in positions) if rollout.infos else ()
+                infos = {row: storable(info) for row, info in known if info}
+                yield LaneState(place, agent_id, module_id, id_, earlier_return, t, kept, infos, custom_data)
+
+        def states() -> dict[int, LanesState]:
+            env_indices, counts = np.unique(env_of, return_counts=True)
+            ends = np.cumsum(counts)
+            every_lane = list(lane_states())
+            rollouts = rollout.get_states(np.arange(len(lanes)), counts.tolist())
+            bounds = pairwise([0, *ends.tolist()])
+            of_batch = pairwise([0, *np.cumsum(acts)[ends - 1].tolist()])
+            return {
+                env_index: LanesState(
+                    lanes=every_lane[begin:end],
+                    rollout=own,
+                    observed=None if observed is None else take(observed, slice(begin, end)),
+                    batch={name: take(column, slice(*rows)) for name, column in columns.items() if rows[0] < rows[1]},
+                    tensors=tensors if rows[0] < rows[1] else [],
+                )
+                for env_index, own, (begin, end), rows in zip(
+                    env_indices.tolist(), rollouts, bounds, of_batch, strict=True
+                )
+            }
+
+        return states
 
     def set_states(self, states: Mapping[int, LanesState], module_places: Mapping[ModuleID, int]) -> RestoredLanes:
-        """Opens the lanes of ``get_states`` in a new group. They are numbered by module, sub-environment and agent.
+        """Opens the lanes of ``keep_states`` in a new group. They are numbered by module, sub-environment and agent.
 
         Args:
             states: The states by ``env_index``.

@@ -338,26 +338,33 @@ class LaneTable:
 
     # For checkpoints.
 
-    def get_states(
+    def keep_states(
         self, observed: Sequence[Tree] | None, batches: Mapping[LaneGroup, Mapping[str, Any]]
-    ) -> list[list[LanesState]]:
-        """Returns the states of all lanes, of each sub-environment group by group, right after a cut.
+    ) -> Callable[[], list[list[LanesState]]]:
+        """Returns a function that returns the present states of all lanes, of each sub-environment group by group.
 
         Args:
-            observed: As for ``LaneGroup.get_states``, for each group; None if no piece may overwrite observations.
+            observed: As for ``LaneGroup.keep_states``, for each group; None if no piece may overwrite observations.
             batches: The columns of a prepared forward batch for each group.
         """
-        found: list[list[LanesState]] = [[] for _ in self.by_env]
-        for group, _, numbers in sorted(
-            self.of_envs(range(len(self.by_env))).by_group, key=lambda own: own[0].sort_key
-        ):
-            its_own = None if observed is None else observed[group.index]
-            for env_index, state in group.get_states(numbers, its_own, batches.get(group, {})).items():
-                found[env_index].append(state)
-        return found
+        num_envs = len(self.by_env)
+        of_groups = sorted(self.of_envs(range(num_envs)).by_group, key=lambda own: own[0].sort_key)
+        kept = [
+            group.keep_states(numbers, None if observed is None else observed[group.index], batches.get(group, {}))
+            for group, _, numbers in of_groups
+        ]
+
+        def states() -> list[list[LanesState]]:
+            found: list[list[LanesState]] = [[] for _ in range(num_envs)]
+            for of_group in kept:
+                for env_index, state in of_group().items():
+                    found[env_index].append(state)
+            return found
+
+        return states
 
     def set_states(self, states: Sequence[Sequence[LanesState]]) -> dict[LaneGroup, RestoredLanes]:
-        """Opens the lanes of ``get_states`` in new groups, which it returns with what was restored of each.
+        """Opens the lanes of ``keep_states`` in new groups, which it returns with what was restored of each.
 
         Raises:
             CheckpointError: If the lanes do not fit the agents and modules, or are damaged.

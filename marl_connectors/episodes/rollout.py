@@ -484,7 +484,7 @@ class Rollout:
         return new
 
     def get_states(self, lanes: np.ndarray, counts: Sequence[int]) -> list[RolloutState]:
-        """Returns the rows that a new rollout starts with, up to the newest ones, in several parts.
+        """Returns the rows of ``copy_of`` in several parts.
 
         Args:
             lanes: ``[N]``, the numbers of the lanes to return, all of which have their newest row in the same row.
@@ -519,6 +519,18 @@ class Rollout:
             )
 
         return [part(i, slice(begin, end)) for i, (begin, end) in enumerate(bounds)]
+
+    def copy_of(self, lanes: np.ndarray) -> Rollout:
+        """Returns copies of the rows that a new rollout starts with, up to the newest ones.
+
+        Args:
+            lanes: ``[N]``, the numbers of the lanes to return, all of which have their newest row in the same row.
+        """
+        num_rows = self.cursor.item(lanes.item(0)) // self.num_lanes + 1
+        found = self.rows((self.num_lanes * np.arange(num_rows)[:, None] + lanes).ravel())
+        found.num_rows, found.num_lanes, found.pending = num_rows, len(lanes), self.pending[lanes]
+        found.cursor = (num_rows - 1) * len(lanes) + np.arange(len(lanes))
+        return found
 
     def rows(self, positions: np.ndarray, *, without: Collection[str] = ()) -> Rollout:
         """Returns a rollout of one lane with copies of some rows, in this order, and without some columns."""

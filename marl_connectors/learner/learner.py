@@ -616,8 +616,14 @@ class Learner(Checkpointable, ABC):
         self._refresh_optimizers()
         return {
             "module": self.module.get_state(),
-            "frozen": [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad],
             "optimizers": self.optimizers.get_state(),
+            **self._get_other_state(),
+        }
+
+    def _get_other_state(self) -> dict[str, Any]:
+        """Returns what ``get_state`` has beside the parameters and moments. Subclasses that remember more extend it."""
+        return {
+            "frozen": self.module.frozen_names(),
             "pipeline": self.pipeline.get_state(),
             "seed": self._seed,
             "num_updates": self.num_updates,
@@ -628,11 +634,11 @@ class Learner(Checkpointable, ABC):
 
     def now(self) -> Callable[[], None]:
         """Returns a function that brings the learner and its modules back to where they are now."""
-        state = self.get_state()
-        are_copies = "module", "optimizers"
-        return partial(
-            self.set_state, {name: own if name in are_copies else copied(own) for name, own in state.items()}
-        )
+        self._refresh_optimizers()
+        module, optimizers = self.module.keep_state(), self.optimizers.keep_state()
+        others = self._get_other_state() if type(self).get_state is Learner.get_state else self.get_state()
+        others = {name: copied(own) for name, own in others.items() if name not in ("module", "optimizers")}
+        return lambda: self.set_state({**others, "module": module(), "optimizers": optimizers()})
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned. A subclass may have added keys, which it loads itself.

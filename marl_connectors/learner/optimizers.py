@@ -78,15 +78,11 @@ class _Run:
             self.values, self._gradients = row.values[begin:end], row.gradients[begin:end]
         self.mean, self.square = torch.zeros_like(self.values), torch.zeros_like(self.values)
         self.count = torch.zeros((), dtype=torch.float32, device=self.values.device)
-        self._parts = [(parameters[0], self.mean, self.square)]
-        if row is not None:
-            sizes = [p.numel() for p in parameters]
-            parts = zip(parameters, self.mean.split(sizes), self.square.split(sizes), strict=True)
-            self._parts = [(p, mean.view(p.shape), square.view(p.shape)) for p, mean, square in parts]
-        for p, mean, square in self._parts:
+        self._parameters = list(parameters)
+        for p, here in self.states(0.0, self.mean, self.square).items():
             if p in states:
-                mean.copy_(torch.as_tensor(states[p].exp_avg))
-                square.copy_(torch.as_tensor(states[p].exp_avg_sq))
+                here.exp_avg.copy_(torch.as_tensor(states[p].exp_avg))
+                here.exp_avg_sq.copy_(torch.as_tensor(states[p].exp_avg_sq))
                 self.count.fill_(states[p].step)
 
     @property
@@ -94,14 +90,11 @@ class _Run:
         """The gradients of the values; None for a parameter outside of buckets that no loss depends on."""
         return self.values.grad if self._gradients is None else self._gradients
 
-    def states(self, step: float) -> dict[Tensor, AdamState]:
-        """Returns copies of the moments of each parameter; none before the first step.
-
-        Args:
-            step: The ``count`` as a number.
-        """
-        parts = self._parts if step else ()
-        return {p: AdamState(step=step, exp_avg=mean.clone(), exp_avg_sq=square.clone()) for p, mean, square in parts}
+    def states(self, step: float, mean: Tensor, square: Tensor) -> dict[Tensor, AdamState]:
+        """Returns the moments of each parameter, as views of ``mean`` and ``square`` or of copies of them."""
+        sizes = [p.numel() for p in self._parameters]
+        parts = zip(self._parameters, mean.view(-1).split(sizes), square.view(-1).split(sizes), strict=True)
+        return {p: AdamState(step, mean.view(p.shape), square.view(p.shape)) for p, mean, square in parts}
 
 
 @torch.no_grad()
@@ -162,7 +155,7 @@ class DefaultAdam:
             row_of: Returns the row of a module in its bucket.
             rate_names: The names of the learning rates of parameters; ``OTHERS`` for those that are not in it.
         """
-        states = self._states()
+        states = self._keep_states()()
         self._rate_names = rate_names
         self._parameters = {module_id: list(own) for module_id, own in parameters.items()}
         self._arrange(states, row_of)
@@ -211,18 +204,33 @@ class DefaultAdam:
 
     # State.
 
-    def _states(self) -> dict[Tensor, AdamState]:
-        """Returns the moments of all parameters that were stepped."""
-        found, runs = dict(self._frozen), [run for own in self._runs.values() for run in own]
-        counts = torch.stack([run.count for run in runs]).cpu().tolist() if runs else []  # one copy for all
-        for run, step in zip(runs, counts, strict=True):
-            found.update(run.states(step))
-        return found
+    def _keep_states(self) -> Callable[[], dict[Tensor, AdamState]]:
+        """Returns a function that returns the present moments of all parameters that were stepped."""
+        frozen, runs = dict(self._frozen), [run for own in self._runs.values() for run in own]
+        moments = [(run, run.mean.clone(), run.square.clone()) for run in runs]
+        counts = torch.stack([run.count for run in runs]) if runs else torch.zeros(0)
 
-    def get_state(self) -> dict[ModuleID, list[AdamState | None]]:
-        """Returns copies of the moments of each module's parameters; None for those that were never stepped."""
-        states = self._states()
-        return {module_id: [states.get(p) for p in own] for module_id, own in self._parameters.items()}
+        def states() -> dict[Tensor, AdamState]:
+            found = dict(frozen)
+            for step, (run, mean, square) in zip(counts.cpu().tolist(), moments, strict=True):
+                if step:
+                    found.update(run.states(step, mean, square))
+            return found
+
+        return states
+
+    def keep_state(self) -> Callable[[], dict[ModuleID, list[AdamState | None]]]:
+        """Returns a function that returns the present moments of each module's parameters.
+
+        They are None for parameters that were never stepped.
+        """
+        keep, parameters = self._keep_states(), self._parameters
+
+        def state() -> dict[ModuleID, list[AdamState | None]]:
+            states = keep()
+            return {module_id: [states.get(p) for p in own] for module_id, own in parameters.items()}
+
+        return state
 
     def set_state(self, state: Mapping[ModuleID, Sequence[AdamState | None]], row_of: RowOf) -> None:
         """Loads moments that ``get_state`` returned, for the modules that the state names.
@@ -230,7 +238,7 @@ class DefaultAdam:
         Raises:
             LearnerError: If the moments belong to other parameters.
         """
-        states = self._states()
+        states = self._keep_states()()
         for module_id, saved in state.items():
             own = self._parameters.get(module_id, ())
             shapes = [tuple(p.shape) for p in own]
@@ -632,10 +640,22 @@ class Optimizers:
 
     def get_state(self) -> dict[ModuleID, OptimizerState]:
         """Returns copies of the state of each module's optimizers. To be called after ``refresh``."""
-        state = {module_id: OptimizerState(adam=own) for module_id, own in self._default.get_state().items()}
-        for module_id, optimizers in self._registered.items():
-            own = state.setdefault(module_id, OptimizerState())
-            own.registered = {name: copied(optimizer.state_dict()) for name, optimizer in optimizers.items()}
+        return self.keep_state()()
+
+    def keep_state(self) -> Callable[[], dict[ModuleID, OptimizerState]]:
+        """Returns a function that returns what ``get_state`` would return now."""
+        of_default = self._default.keep_state()
+        of_others = {
+            module_id: {name: copied(optimizer.state_dict()) for name, optimizer in own.items()}
+            for module_id, own in self._registered.items()
+        }
+
+        def state() -> dict[ModuleID, OptimizerState]:
+            found = {module_id: OptimizerState(adam=own) for module_id, own in of_default().items()}
+            for module_id, registered in of_others.items():
+                found.setdefault(module_id, OptimizerState()).registered = registered
+            return found
+
         return state
 
     def set_state(self, state: Mapping[ModuleID, OptimizerState]) -> None:

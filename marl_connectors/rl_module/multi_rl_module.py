@@ -324,6 +324,13 @@ class MultiRLModule(RLModule):
         else:
             self._buckets = None
 
+    def frozen_names(self) -> list[str]:
+        """Returns the names of the parameters that are not trained. To be called after ``bind_buckets``."""
+        trained = [bucket.members for bucket in self.buckets if all(own.requires_grad for own in bucket.slices)]
+        if not self._rest() and self.keys() <= frozenset().union(*trained):
+            return []
+        return [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
+
     def act(self) -> None:
         """Puts all modules into eval mode, if some are not."""
         buckets = self.buckets  # sets self._parts
@@ -393,6 +400,20 @@ class MultiRLModule(RLModule):
         state = {module_id: module.get_state() for module_id, module in self.items()}
         rest = {name: value.detach().cpu().clone() for name, value in self._rest().items()}
         return {**state, SHARED: rest} if rest else state
+
+    def keep_state(self) -> Callable[[], ModuleStates]:
+        """Returns a function that returns what ``get_state`` would return now. To be called after ``bind_buckets``."""
+        several = [own for own in self.buckets if len(own.modules) > 1 and own.has_plain_states]
+        stacked = [(own, own.parameters.clone()) for own in several if own.members & self.keys()]
+        found = {module_id for bucket, _ in stacked for module_id in bucket.modules}
+        others = {module_id: module.get_state() for module_id, module in self.items() if module_id not in found}
+        rest, present = {name: value.detach().cpu().clone() for name, value in self._rest().items()}, frozenset(self)
+
+        def state() -> ModuleStates:
+            found = {m: own for bucket, rows in stacked for m, own in bucket.states_of(rows) if m in present}
+            return others | found | ({SHARED: rest} if rest else {})
+
+        return state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
         """Loads a state that ``get_state`` returned, for the modules that it names.

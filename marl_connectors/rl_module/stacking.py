@@ -91,6 +91,8 @@ class Bucket:
             end = begin + parameter.numel()
             self.slices.append(ParameterSlice(name, begin, end, parameter.shape, parameter.requires_grad))
             begin = end
+        of_first = dict(zip(self._held[0], self.slices, strict=True))
+        self._names = {name: of_first[p] for name, p in self._first.named_parameters(remove_duplicate=False)}
         like = self._held[0][0]
         self.parameters = torch.empty(len(modules), begin, dtype=like.dtype, device=like.device)
         self.gradients = torch.zeros_like(self.parameters)
@@ -152,6 +154,16 @@ class Bucket:
         kind = self.parameters.dtype, self.parameters.device
         wanted = [(own.shape, *kind, own.requires_grad) for own in self.slices]
         return all([(p.shape, p.dtype, p.device, p.requires_grad) for p in held] == wanted for held in self._held)
+
+    @property
+    def has_plain_states(self) -> bool:
+        """Whether the states of the members are their parameters, which is so unless a class has its own get_state."""
+        return type(self._first).get_state is RLModule.get_state
+
+    def states_of(self, parameters: Tensor) -> Iterator[tuple[ModuleID, dict[str, Tensor]]]:
+        """Yields each of several members, which have no buffers, and its state with ``[M, P]`` parameters."""
+        for module_id, row in zip(self.module_ids, parameters.cpu(), strict=True):
+            yield module_id, {name: row[own.begin : own.end].view(own.shape) for name, own in self._names.items()}
 
     def row(self, module_id: ModuleID) -> MemberRow:
         """Returns a member's row of the matrices."""

@@ -24,6 +24,7 @@ from marl_connectors import (
     RLModuleSpec,
     SACConfig,
 )
+from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import CheckpointError, EnvError
 
 FAULTS = ("interrupt", "error in an update", "interrupt of an update", "error in a result")
@@ -231,6 +232,36 @@ def test_what_a_replay_buffer_keeps_to_go_back_is_gone_after_an_iteration():
         replay.buffer.prepare_added = None  # a method of the run, which cannot be pickled
         sizes.append(len(pickle.dumps(replay.buffer)))
     assert max(sizes) < 1.2 * sizes[0]
+    algo.stop()
+
+
+class CountingLearner(PPOLearner):
+    """Remembers something, in the form of RLlib's learners."""
+
+    num_losses = 0
+
+    def compute_loss_for_module(self, **kwargs):
+        self.num_losses += 1
+        return super().compute_loss_for_module(**kwargs)
+
+    def get_state(self):
+        return {**super().get_state(), "num_losses": self.num_losses}
+
+    def set_state(self, state):
+        super().set_state(state)
+        self.num_losses = state["num_losses"]
+
+
+def test_what_a_learner_of_the_user_remembers_goes_back_too():
+    config = small_config(LifeEnv).learners(learner_class=CountingLearner)
+    algo = config.build_algo()
+    algo.train()
+    before, start = algo.learner.num_losses, snapshot(algo)
+    Fault(algo.callbacks, "call", 1, ZeroDivisionError("a test's"), after=False)
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert algo.learner.num_losses == before > 0
+    assert not differences(start, snapshot(algo))
     algo.stop()
 
 

@@ -70,6 +70,7 @@ LIMITS = {
     "update of independent modules": Limit(45, 1700, 1200, 1650, files_aimed_at=30),
     "replayed update of DQN": Limit(41, 450, 260, 400, files_aimed_at=35),
     "replayed update of QMIX": Limit(46, 530, 420, 870, files_aimed_at=35),
+    "keeping where an iteration begins": Limit(27, 370, 150, 75),
     "recorded episodes become a loss of BC": Limit(55, 1150, 750, 1130, files_aimed_at=35),
 }
 """Lower these as the numbers fall, which ``pytest -rP`` prints; raise one only with a reason."""
@@ -298,6 +299,17 @@ def test_an_update_visits_no_more_than_it_did(name, policies):
     visits.count_update(lambda: algo.learner.update(episodes=episodes))
     algo.stop()
     visits.check(LIMITS[name])
+
+
+@pytest.mark.accelerated
+def test_an_iteration_keeps_where_it_begins_in_no_more_calls_than_it_did():
+    """This is done in each iteration, and used in those that fail."""
+    visits = Visits()
+    algo = config_of(NullEnv, "independent").build_algo()
+    algo.train()
+    visits.count_update(lambda: (algo.learner.now(), algo.env_runner_group.now()))
+    algo.stop()
+    visits.check(LIMITS["keeping where an iteration begins"])
 
 
 REPLAYED = {"replayed update of DQN": (DQNConfig, "CartPole-v1"), "replayed update of QMIX": (QMIXConfig, NullEnv)}

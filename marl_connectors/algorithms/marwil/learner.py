@@ -130,9 +130,9 @@ class MARWILLearner(ActorCriticLearner):
         super().remove_module(module_id)
         self._sqd_adv_norms.pop(module_id, None)
 
-    def get_state(self) -> dict[str, Any]:
+    def _get_other_state(self) -> dict[str, Any]:
         """Returns the learner's state, which includes the moving averages of squared advantages."""
-        return {**super().get_state(), "sqd_adv_norms": dict(self._sqd_adv_norms)}
+        return {**super()._get_other_state(), "sqd_adv_norms": dict(self._sqd_adv_norms)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""

@@ -418,9 +418,9 @@ class OffPolicyLearner(Learner):
         for tau, followers in by_tau.items():
             move_target_networks(followers, tau)
 
-    def get_state(self) -> dict[str, Any]:
+    def _get_other_state(self) -> dict[str, Any]:
         """Returns the learner's state, with the time of the last update of the target networks."""
-        return {**super().get_state(), "last_target_update": self.last_target_update}
+        return {**super()._get_other_state(), "last_target_update": self.last_target_update}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""

@@ -118,9 +118,9 @@ class PPOLearner(ActorCriticLearner):
                 own["curr_kl_coeff"] = self.kl_coeff(module_id)
         return results
 
-    def get_state(self) -> dict[str, Any]:
+    def _get_other_state(self) -> dict[str, Any]:
         """Returns the learner's state, which includes the KL penalties."""
-        return {**super().get_state(), "kl_coeffs": dict(self._kl_coeffs)}
+        return {**super()._get_other_state(), "kl_coeffs": dict(self._kl_coeffs)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""

@@ -211,9 +211,9 @@ class QMIXLearner(DQNLearner):
         super().update_targets(module_ids)
         self.mixing.update_target(self.config.tau)
 
-    def get_state(self) -> dict[str, Any]:
+    def _get_other_state(self) -> dict[str, Any]:
         """Returns the learner's state, with the mixer."""
-        return {**super().get_state(), "mixing": self.mixing.get_state()}
+        return {**super()._get_other_state(), "mixing": self.mixing.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""

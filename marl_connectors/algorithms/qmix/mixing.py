@@ -158,7 +158,7 @@ class Mixing:
         """Returns copies of the parameters and of the optimizer's moments."""
         kept = {name: value.detach().cpu().clone() for name, value in self.mixer.state_dict().items()}
         slow = {name: value.detach().cpu().clone() for name, value in self.target.state_dict().items()}
-        moments = self._adam.get_state().get(_MIXER, [])
+        moments = self._adam.keep_state()().get(_MIXER, [])
         return MixingState(mixer=kept, target=slow, adam=dict(zip(self._trained(), moments, strict=True)))
 
     def set_state(self, state: MixingState | Mapping[str, Any]) -> None:

@@ -94,6 +94,9 @@ class ActionHistory:
         self.is_complete = True
         """Whether all steps are stored. It becomes False, and all steps are removed, beyond ``HISTORY_BYTES``."""
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     @property
     def num_bytes(self) -> int:
         """The size of the history in bytes."""

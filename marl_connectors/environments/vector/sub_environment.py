@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
+from itertools import chain, islice
 from typing import Any
 
 from gymnasium import Space
@@ -95,6 +96,23 @@ class SubEnvironment:
             self.history.extend(self.newest_actions)
             self.newest_actions.clear()
         return self.history
+
+    def keep_history(self) -> Callable[[], ActionHistory]:
+        """Returns a function that returns the history up to now, also after later steps and resets."""
+        history, newest = self.history, self.newest_actions
+        num_steps = len(history) + len(newest)
+
+        def kept() -> ActionHistory:
+            if len(history) + len(newest) == num_steps:
+                history.extend(newest)
+                newest.clear()
+                return history
+            found = ActionHistory()
+            found.is_complete = history.is_complete
+            found.extend(list(islice(chain(history, newest), num_steps)))
+            return found
+
+        return kept
 
     def at(self, t: int) -> str:
         """Returns the place of a step of the current episode, for messages."""
