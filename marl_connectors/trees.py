@@ -40,6 +40,8 @@ def leaves(tree: Tree) -> list[Any]:
 
 def copied(value: Any) -> Any:
     """Copies arrays, mappings, lists and tuples recursively. Other values are returned as they are."""
+    if type(value) in (float, int, bool, str):  # asking whether these are mappings takes long
+        return value
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):

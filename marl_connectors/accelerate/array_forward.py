@@ -411,17 +411,16 @@ class ArrayForward:
         else:
             layout.put(room, observations)
             x = room
-        with np.errstate(**UNSAID):
-            if state is None:
-                after, before = None, self._network.before
-                x = x if before is None else before(x)
-            else:
-                x, after = self._stateful(x, state)
+        x, after = self._run(x, state)
         inputs = x[:, : self._width] if self._is_exact else layout.take(x, self._width)
         return (inputs if self._finish is None else self._finish(inputs)), after
 
-    def _stateful(self, x: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
-        """Returns the outputs, with padding, and the next state."""
+    @np.errstate(**UNSAID)
+    def _run(self, x: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        """Returns the outputs, with padding, and the next state or None."""
+        if state is None:
+            before = self._network.before
+            return x if before is None else before(x), None
         key = self._state_key
         outputs, after = self._network(x, self._layout, state if key is None else state[key])
         if key is not None:

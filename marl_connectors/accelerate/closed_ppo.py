@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marl_connectors.accelerate.closed_forward import LossAndGradients, are_plain
 from marl_connectors.accelerate.unchanged import is_unchanged
-from marl_connectors.algorithms.actor_critic.learner import value_moments
+from marl_connectors.algorithms.actor_critic.learner import VALUE_MOMENTS, value_moments
 from marl_connectors.algorithms.ppo.learner import PPOLearner, PPORows
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, is_infinite, ppo_loss, with_row_axis
@@ -47,9 +47,14 @@ class ClosedPPOLoss:
             closed = loss_and_gradients_of_rows(self._dist_cls, coefficients, rows)
         if closed is None:
             return None
-        terms = [torch.from_numpy(term) for term in closed.terms]
-        learner.log_terms(self._module_ids, dict(zip(learner.TERMS, terms, strict=True)) | value_moments(rows))
-        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
+        names, logged = list(learner.TERMS), list(closed.terms)
+        if rows.values is not None and rows.value_targets is not None:
+            estimates, targets = (x.detach().numpy().astype(np.float64) for x in (rows.values, rows.value_targets))
+            names += VALUE_MOMENTS
+            weights = None if rows.weights is None else rows.weights.numpy()
+            logged += value_moments(estimates, targets, weights)
+        learner.log_table(self._module_ids, names, torch.from_numpy(np.array(logged, np.float64)))
+        return LossAndGradients(torch.from_numpy(closed.terms[0]), closed.by_inputs, closed.by_values)
 
 
 class TermsAndGradients(NamedTuple):
@@ -81,9 +86,11 @@ def loss_and_gradients_of_rows(dist_cls: Any, coefficients: PPOCoefficients, row
         before = None if own["before"] is None else dist_cls.from_logits(own["before"])
         logp = now.logp(own["actions"])
         kl = None if before is None else before.kl(now)
-        terms = ppo_loss(logp=logp, entropy=now.entropy(), kl=kl, **given, **settings._asdict())
+        entropy = now.entropy()
+        terms = ppo_loss(logp=logp, entropy=entropy, kl=kl, **given, **settings._asdict())
         *of_rows, by_values = ppo_gradients(settings, logp=logp, **given)
-        by_inputs = gradient_of(now, before, rows.actions, *(np.asarray(x, logp.dtype)[..., None] for x in of_rows))
+        of_rows = [np.asarray(x, logp.dtype)[..., None] for x in (entropy, *of_rows)]
+        by_inputs = gradient_of(now, before, rows.actions, *of_rows)
     return TermsAndGradients(
         [np.asarray(term, logp.dtype) for term in terms],
         torch.from_numpy(by_inputs),
@@ -146,8 +153,8 @@ def ppo_gradients(
 def _gradient_of(dist_cls: Any, rows: PPORows) -> Callable[..., np.ndarray] | None:
     """Returns the function for a loss's gradient with respect to the inputs of distributions; None if there is none.
 
-    It gets the distributions now and before, the actions, and the ``[..., 1]`` derivatives of the loss with respect to
-    the log-probabilities, entropies and KL divergences.
+    It gets the distributions now and before, the actions, the ``[..., 1]`` entropies, and the derivatives of the loss
+    with respect to the log-probabilities, entropies and KL divergences.
     """
     inputs, actions = rows.inputs, rows.actions
     if is_unchanged(dist_cls, TorchCategorical, methods=_COMPUTED) and actions.shape == inputs.shape[:-1]:
@@ -165,8 +172,10 @@ _COMPUTED = frozenset(
 """The methods of distributions whose derivatives the following functions are."""
 
 
-def _of_categorical(now: Any, before: Any, actions: Tensor, of_logp: Any, of_entropy: Any, of_kl: Any) -> np.ndarray:
-    found = now.finite_log_probs + now.entropy()[..., None]
+def _of_categorical(
+    now: Any, before: Any, actions: Tensor, entropy: Any, of_logp: Any, of_entropy: Any, of_kl: Any
+) -> np.ndarray:
+    found = now.finite_log_probs + entropy
     found *= now.probs  # before other products, as it is 0 where they may be huge
     found *= of_entropy
     found += now.probs * (of_logp if before is None else of_logp - of_kl)
@@ -178,14 +187,18 @@ def _of_categorical(now: Any, before: Any, actions: Tensor, of_logp: Any, of_ent
     return found
 
 
-def _of_choices(now: Any, before: Any, actions: Tensor, *of_terms: Any) -> np.ndarray:
+def _of_choices(now: Any, before: Any, actions: Tensor, entropy: Any, *of_terms: Any) -> np.ndarray:
+    del entropy  # the sum of those of all choices
     chosen = actions.reshape(now.choices.logits.shape[:-1])
-    of_terms = tuple(own[..., None] for own in of_terms)
-    found = _of_categorical(now.choices, None if before is None else before.choices, chosen, *of_terms)
+    of_each = now.choices.entropy()[..., None], *(own[..., None] for own in of_terms)
+    found = _of_categorical(now.choices, None if before is None else before.choices, chosen, *of_each)
     return np.concatenate([found[..., i, :size] for i, size in enumerate(now.input_lens)], -1)
 
 
-def _of_gaussian(now: Any, before: Any, actions: Tensor, of_logp: Any, of_entropy: Any, of_kl: Any) -> np.ndarray:
+def _of_gaussian(
+    now: Any, before: Any, actions: Tensor, entropy: Any, of_logp: Any, of_entropy: Any, of_kl: Any
+) -> np.ndarray:
+    del entropy
     inverse = np.exp(-now.log_std)
     error = (actions.numpy().reshape(now.mean.shape) - now.mean) * inverse
     by_mean, by_log_std = error * of_logp, (error * error - 1) * of_logp + of_entropy

@@ -24,7 +24,7 @@ from helpers.runs.rank_configs import (
     values_config,
 )
 from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_env, updates_of_one
-from marl_connectors.algorithms.actor_critic.learner import _MOMENTS
+from marl_connectors.algorithms.actor_critic.learner import VALUE_MOMENTS
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.ranks import check_can_be_divided
@@ -44,7 +44,9 @@ def keep_moments(algo):
     completed = algo.learner.completed_statistics
 
     def with_moments(means):
-        kept = {module_id: {name: own[name] for name in _MOMENTS if name in own} for module_id, own in means.items()}
+        kept = {
+            module_id: {name: own[name] for name in VALUE_MOMENTS if name in own} for module_id, own in means.items()
+        }
         return {module_id: {**own, **kept[module_id]} for module_id, own in completed(means).items()}
 
     algo.learner.completed_statistics = with_moments
@@ -74,9 +76,9 @@ def check_equal(one, ranks, message=""):
             for module_id, statistics in expected.items():
                 assert statistics.keys() == found[module_id].keys()
                 assert statistics["num_module_steps_trained"] == found[module_id]["num_module_steps_trained"]
-                names, rounding = statistics.keys() - {*_MOMENTS, "vf_explained_var"}, 0.0
-                if _MOMENTS[0] in statistics:
-                    rounding = rounding_of_explained_variance(*(statistics[name] for name in _MOMENTS))
+                names, rounding = statistics.keys() - {*VALUE_MOMENTS, "vf_explained_var"}, 0.0
+                if VALUE_MOMENTS[0] in statistics:
+                    rounding = rounding_of_explained_variance(*(statistics[name] for name in VALUE_MOMENTS))
                 for own, abs_ in ((names, 2e-5), (statistics.keys() & {"vf_explained_var"}, 2e-5 + rounding)):
                     wanted, got = ({name: each[name] for name in own} for each in (statistics, found[module_id]))
                     assert got == pytest.approx(wanted, rel=2e-4, abs=abs_), f"{message} {module_id}"

@@ -20,7 +20,7 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
-_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
+VALUE_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
 """Means in the loss statistics from which the explained variance follows, for any division of the rows."""
 
 
@@ -169,7 +169,11 @@ class ActorCriticLearner(Learner):
             values = checked_values(module_ids[0], found, lead)
         picked = self.rows_of(config, in_full(inputs), values, batch, rows)
         terms = self.loss_of_rows(dist_cls, coefficients, picked)
-        self.log_terms(module_ids, dict(zip(self.TERMS, terms, strict=True)) | value_moments(picked))
+        logged = dict(zip(self.TERMS, terms, strict=True))
+        if picked.values is not None and picked.value_targets is not None:
+            both = picked.values.detach().double(), picked.value_targets.detach().double()
+            logged |= zip(VALUE_MOMENTS, value_moments(*both, picked.weights), strict=True)
+        self.log_terms(module_ids, logged)
         return terms[0]
 
     # Results.
@@ -177,8 +181,8 @@ class ActorCriticLearner(Learner):
     def completed_statistics(self, means: dict[ModuleID, dict[str, float]]) -> dict[ModuleID, Any]:
         """Replaces the moments of values by the explained variance."""
         for own in means.values():
-            if _MOMENTS[0] in own:
-                own["vf_explained_var"] = explained_variance(*(own.pop(name) for name in _MOMENTS))
+            if VALUE_MOMENTS[0] in own:
+                own["vf_explained_var"] = explained_variance(*(own.pop(name) for name in VALUE_MOMENTS))
         return means
 
     # Modules that are added and removed.
@@ -214,17 +218,17 @@ class ActorCriticLearner(Learner):
         self._coefficients_at = (-1, -1)
 
 
-def value_moments(rows: LossRows) -> dict[str, Tensor]:
-    """Returns float64 means of a minibatch, a scalar or ``[M]`` each; none without a critic."""
-    if rows.values is None or rows.value_targets is None:
-        return {}
-    targets = rows.value_targets.detach().double()
-    errors = targets - rows.values.detach()
-    found = (
-        x.mean(-1) if rows.weights is None else (x * rows.weights).sum(-1)
-        for x in (targets, targets.square(), errors, errors.square())
-    )
-    return dict(zip(_MOMENTS, found, strict=True))
+def value_moments(values: Any, targets: Any, weights: Any) -> list[Any]:
+    """Returns the means of targets, of errors, and of their squares over a minibatch, a scalar or ``[M]`` each.
+
+    Args:
+        values: ``[B]`` or ``[M, B]`` float64, the value estimates.
+        targets: Their targets.
+        weights: The weight of each row in the means; None if all rows have the same weight.
+    """
+    errors = targets - values
+    of_rows = targets, targets * targets, errors, errors * errors
+    return [x.sum(-1) / x.shape[-1] if weights is None else (x * weights).sum(-1) for x in of_rows]
 
 
 def explained_variance(targets: float, squares: float, errors: float, squared_errors: float) -> float:

@@ -153,7 +153,7 @@ class VectorEnv:
 
     def states(self) -> Tree | None:
         """Returns the states after the newest resets and steps, ``[num_envs, ...]``; None if states are not used."""
-        return joined_states([sub_env.state for sub_env in self.sub_envs])
+        return None if self._state_space is None else joined_states([sub_env.state for sub_env in self.sub_envs])
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
         """Returns the seed of the sub-environment's current episode."""

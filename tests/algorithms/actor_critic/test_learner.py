@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import numpy as np
 import pytest
 import torch
 
@@ -12,17 +11,9 @@ from marl_connectors.algorithms.actor_critic.learner import explained_variance, 
 from marl_envs import match_v0
 
 
-class Rows(NamedTuple):
-    inputs: torch.Tensor
-    values: torch.Tensor | None
-    actions: torch.Tensor
-    value_targets: torch.Tensor | None
-    weights: torch.Tensor | None = None
-
-
 def test_the_explained_variance_follows_from_means():
     targets, values = torch.tensor([1.0, 4.0, 2.0, 0.0]), torch.tensor([2.0, 5.0, 3.0, 2.0])
-    moments = [float(mean) for mean in value_moments(Rows(torch.zeros(4, 3), values, targets, targets)).values()]
+    moments = [float(mean) for mean in value_moments(values, targets, None)]
     assert moments == [1.75, 5.25, -1.25, 1.75]  # variances 2.1875 and 0.1875
     assert explained_variance(*moments) == pytest.approx(1 - 0.1875 / 2.1875)
     assert explained_variance(1.75, 5.25, -0.75, 5.25) == -1.0  # variance 4.6875
@@ -32,9 +23,10 @@ def test_the_explained_variance_follows_from_means():
 def test_the_moments_of_values_are_weighted_and_one_for_each_module():
     targets = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     weights = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-    rows = Rows(torch.zeros(2, 2, 3), torch.zeros(2, 2), targets, targets, weights)
-    assert value_moments(rows)["value targets"].tolist() == [2.5, 6.0]
-    assert value_moments(rows._replace(values=None)) == {}
+    of_tensors = value_moments(torch.zeros(2, 2), targets, weights)
+    of_arrays = value_moments(np.zeros((2, 2)), targets.numpy(), weights.numpy())
+    for means in of_tensors, of_arrays:
+        assert [mean.tolist() for mean in means] == [[2.5, 6.0], [7.0, 37.0]] * 2
 
 
 def test_modules_that_are_updated_together_have_their_own_coefficients():
