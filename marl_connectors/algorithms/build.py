@@ -268,7 +268,7 @@ def _check_minibatches(config: AlgorithmConfig, agents: Mapping[ModuleID, Sequen
         if size is not None and size > rows and size != type(own).minibatch_size:
             raise ConfigError(
                 f"minibatch_size={size} of module {module_id!r} is more than the {rows} rows that it may have in a "
-                f"train batch (train_batch_size_per_learner={config.train_batch_size_per_learner}). Set it to at most "
+                f"train batch (train_batch_size_per_learner={own.train_batch_size_per_learner}). Set it to at most "
                 f"{rows}, to None for the whole batch, or enlarge the batch."
             )
 

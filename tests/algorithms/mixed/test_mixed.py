@@ -65,7 +65,7 @@ def mixed(algorithms, env=LifeEnv, seed=0):
 
 def random_mixed(seed):
     rng = np.random.default_rng(seed)
-    own = ppo(train_batch_size_per_learner=int(rng.integers(10, 50)), gamma=float(rng.choice([0.9, 0.99])))
+    own = ppo(train_batch_size_per_learner=int(rng.integers(16, 50)), gamma=float(rng.choice([0.9, 0.99])))
     if rng.integers(2):
         own.rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5, "fcnet_hiddens": (6,)})
     other = dqn(
