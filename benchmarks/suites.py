@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -29,9 +30,7 @@ PACKAGES = (
     "pettingzoo", "gymnasium", "mpe2", "magent2", "gymnasium-robotics", "mujoco", "ale-py", "multi-agent-ale-py",
     "supersuit", "rlcard", "shimmy", "chess", "pygame-ce", "box2d", "numpy", "torch",
 )  # fmt: skip
-COLUMNS = (
-    "environment", "kind", "agents", "observations; actions", "policies, wrappers, pieces", "agent-steps/s", "result",
-)  # fmt: skip
+COLUMNS = ("environment", "agents", "actions", "policies, wrappers, pieces")
 ITERATIONS = 3
 
 
@@ -135,7 +134,7 @@ def write_results(results: Iterable[dict[str, Any]]) -> None:
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """Returns a Markdown table for each suite."""
+    """Returns a Markdown table for each suite. Environments that need the same share a row."""
     by_suite: dict[str, list[dict[str, Any]]] = {}
     for row in results:
         by_suite.setdefault(row["suite"], []).append(row)
@@ -143,29 +142,29 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
     for suite, rows in by_suite.items():
         good = sum(row["result"] == "ok" for row in rows)
         lines += [f"### {suite}: {good} of {len(rows)}", ""]
-        lines += [f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|"]
+        lines += [f"* `{row['label']}`: {row['result']}" for row in rows if row["result"] != "ok"]
+        by_name: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
-            spaces = f"{_some(row.get('observations', []))}; {_some(row.get('actions', []))}"
-            used = "; ".join(
-                part
-                for part in (
-                    row.get("policies", "").replace("|", "\\|"),
-                    ", ".join(f"`{name}`" for name in row.get("wrappers", [])),
-                    ", ".join(row.get("pieces", [])),
-                )
-                if part
-            )
-            label = row["label"].replace("|", "\\|")
-            rate = f"{row['agent_steps_per_cpu_second']:,}" if "agent_steps_per_cpu_second" in row else ""
-            cells = [f"`{label}`", row.get("kind", ""), row.get("agents", ""), spaces if "kind" in row else ""]
-            lines.append("| " + " | ".join(map(str, [*cells, used, rate, row["result"].replace("|", "\\|")])) + " |")
+            if row["result"] == "ok":
+                name = row["label"].replace(" (continuous_actions=True)", "")
+                by_name.setdefault(re.sub(r":(?:parallel_)?env\b", "", name), []).append(row)
+        names_of: dict[tuple[str, ...], list[str]] = {}
+        for name, forms in by_name.items():
+            names_of.setdefault(_cells(forms), []).append(f"`{name}`".replace("|", "\\|"))
+        lines += [f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|"]
+        lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in names_of.items()]
         lines.append("")
     return "\n".join(lines)
 
 
-def _some(names: list[str]) -> str:
-    shown = [name if len(name) < 60 else name[:57] + "..." for name in names[:2]]
-    return ", ".join(shown) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+def _cells(forms: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Returns what a table says of an environment, from the results of its forms."""
+    first = forms[0]
+    kinds = ("continuous" if name.startswith("Box") else "discrete" for form in forms for name in form["actions"])
+    policies = f"`{first['policies']}`" if first["policies"] else ""
+    used = [policies, ", ".join(f"`{name}`" for name in first["wrappers"]), ", ".join(first["pieces"])]
+    settings = "; ".join(part for part in used if part).replace("|", "\\|")
+    return str(first["agents"]), " or ".join(dict.fromkeys(kinds)), settings
 
 
 def write_docs(results: dict[str, dict[str, Any]]) -> None:

@@ -15,6 +15,10 @@ PAGE = Path(__file__).with_name("configuration.md")
 _TABLE = re.compile(r"(<!-- settings: (\w+) -->\n)(?:\|.*\n)*")
 
 
+def _link(page: re.Match[str]) -> str:
+    return f"[{page[1].replace('_', ' ')}]({page[1]}.md)"
+
+
 def written(text: str) -> str:
     """Returns the text of the page, with the table of a section of ``PPOConfig`` below each of its marks.
 
@@ -29,7 +33,7 @@ def written(text: str) -> str:
         for name, each in own.items():
             default = getattr(PPOConfig, each.name, each.default)
             shown = default.__name__ if isinstance(default, type) else repr(default)
-            doc = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", each.doc.replace("``", "`"))
+            doc = re.sub(r"docs/(\w+)\.md", _link, each.doc.replace("``", "`"))
             rows.append(f"| `{name}` | `{shown}` | {each.validator.expected if each.validator else ''} | {doc} |")
         return "\n".join([found[1] + rows[0], *rows[1:], ""])
 

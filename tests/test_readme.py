@@ -145,6 +145,12 @@ def test_the_readme_is_read_in_a_minute():
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
+def test_the_diagrams_are_those_that_their_script_draws():
+    drawings = run_path(str(ROOT / "docs/diagrams.py"))["DRAWINGS"]
+    kept = {path.stem: text(path) for path in (ROOT / "docs" / "images").glob("*.svg")}
+    assert {name: draw().written() for name, draw in drawings.items()} == kept
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
 def test_the_python_code_of_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch, capsys, ready_for_pages):

@@ -21,8 +21,8 @@ def test_all_files_and_folders_that_the_page_names_exist():
     assert not missing
 
 
-def test_all_folders_are_in_the_picture():
-    picture = PAGE.read_text().split("```")[1]
+def test_all_folders_are_in_the_table():
+    table = PAGE.read_text().partition("| folder |")[2].partition("\n\n")[0]
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     import_paths_of_rllib = {"core", "env", "utils"}
-    assert {folder for folder in folders - import_paths_of_rllib if f"{folder}/" not in picture} == set()
+    assert {folder for folder in folders - import_paths_of_rllib if f"{folder}/" not in table} == set()

@@ -69,60 +69,53 @@ class EnvironmentSettings:
 
     env: Any = setting(
         ENVIRONMENT,
-        'An environment of a suite (``"simple_spread_v3"``), an importable PettingZoo environment '
-        '(``"my_package.my_env:make"``), a Gymnasium or PettingZoo id, a VMAS scenario (``"vmas/balance"``), a name '
-        "given to ``register_env``, a class, or a function of ``env_config``; PettingZoo, Gymnasium, a Gymnasium "
-        "VectorEnv or natively batched.",
+        'A name (``"simple_spread_v3"``, ``"my_package.my_env:make"``, a Gymnasium or PettingZoo id, '
+        '``"vmas/balance"``, a name given to ``register_env``), a class, or a function of ``env_config`` '
+        "(docs/environments.md).",
         default=None,
         kw_only=False,
         option=Option("ENV", "environment", "PettingZoo module, package.module:function, or Gymnasium id"),
     )
     env_config: dict[str, Any] = setting(
         or_empty(dict_of()),
-        "The arguments for the environment's constructor: keyword arguments, or the dict itself for a function that "
-        "takes one.",
+        "Keyword arguments for the environment's constructor, or the dict for a function that takes one.",
         default={},
         converter=Given[Mapping[str, Any]],
         option=Option("--env-config KEY=VALUE", "environment", "a setting of ENV; repeatable"),
     )
     reset_options: dict[str, Any] | None = setting(
         optional(dict_of()),
-        "A dict that the environment gets with every reset, as ``reset(seed=..., options=...)``, in training, "
-        "evaluation, replays and drawn episodes, also in worker processes. Each reset gets a copy of the dict. It "
-        "is an error to set them for a VectorEnv that resets its sub-environments on its own, or for a natively "
-        "batched environment.",
+        "The environment gets a copy with every reset, as ``options``. An error for natively batched environments "
+        "and VectorEnvs that reset themselves.",
         default=None,
         converter=Given[Mapping[str, Any] | None],
     )
     wrappers: list[EnvWrapper] = setting(
         WRAPPERS,
-        "Wrappers around each sub-environment, the innermost first: callables ``env -> env``, or names with "
-        'arguments such as ``"frame_skip_v0:4"`` (SuperSuit\'s) and ``"my_module.my_wrapper:0.5"``. See '
-        "docs/wrappers.md.",
+        "Wrappers around each sub-environment, the innermost first: callables, or names such as "
+        '``"frame_skip_v0:4"`` (docs/wrappers.md).',
         default=[],
         converter=Given[Iterable[EnvWrapper] | None],
         option=Option("--wrap NAME:ARGS", "environment", "a wrapper, as frame_skip_v0:4; repeatable", key="wrappers"),
     )
     observation_space: Any = setting(
         SPACES,
-        "Replaces the environment's observation space: a space for all agents, or ``{agent_id: space}``.",
+        "Replaces the environment's observation space, for all agents or for each.",
         default=None,
     )
     action_space: Any = setting(
         SPACES,
-        "Replaces the environment's action space: a space for all agents, or ``{agent_id: space}``.",
+        "Replaces the environment's action space, for all agents or for each.",
         default=None,
     )
     render_env: bool = setting(
         boolean(),
-        'Makes the first sub-environment of training with ``render_mode="human"``, so that it shows itself in a '
-        "window while it is sampled, as fast as it draws. This needs single environments that support that mode and "
-        "are stepped in this process. ``algo.render_episode()`` gives pictures instead.",
+        "Shows the first sub-environment of training in a window; for single environments in this process.",
         default=False,
     )
     clip_rewards: bool | float | None = setting(
         optional(either(boolean(), number(above=0, max=math.inf))),
-        "Clips rewards for the loss only: ``True`` uses the sign of rewards, a number ``x`` keeps them in ``[-x, x]``.",
+        "Clips rewards for the loss only: True to their signs, a number ``x`` to ``[-x, x]``.",
         default=None,
     )
     normalize_actions: bool = setting(
@@ -131,17 +124,15 @@ class EnvironmentSettings:
     clip_actions: bool = setting(boolean(), "Clips Box actions to the space's range.", default=False)
     disable_env_checking: bool = setting(
         boolean(),
-        "Skips the smoke test of the environment, and allows observations outside their space without a warning. "
-        "NaN and infinity stay errors.",
+        "Skips the smoke test, and allows observations outside their space. NaN and infinity stay errors.",
         default=False,
         changeable=True,
         option=Option("--env-check", "environment", "refuse observations outside their space", is_opposite=True),
     )
     action_mask_key: str | None = setting(
         MASK_KEY,
-        "The key of action masks in observations or infos. If it is set, ActionMasking stands before all other "
-        'pieces. ``"auto"`` uses the key ``"action_mask"`` where the environment follows PettingZoo\'s '
-        "convention. With None (or False), masks are ignored.",
+        'The key of action masks in observations or infos; ``"auto"`` for ``"action_mask"`` by PettingZoo\'s '
+        "convention; None for no masks (docs/env_to_module.md).",
         default="auto",
         converter=Given[str | bool | None],
         option=Option(
@@ -158,16 +149,14 @@ class MultiAgentSettings:
 
     policies: Any = setting(
         POLICIES,
-        "The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None takes those that the mapping "
-        'function returns for a first episode. As a shorthand for this and the next setting: ``"shared"``, '
-        '``"independent"``, or patterns such as ``"adversary*=red,agent*=green"``.',
+        'The module ids; None for those of a first episode. ``"shared"``, ``"independent"`` or patterns '
+        '(``"adversary*=red,agent*=green"``) set this and ``policy_mapping_fn``.',
         default=None,
         option=Option("--modules A,B", "policies", "all modules that FN can name, if some are used later only"),
     )
     policy_mapping_fn: Callable[..., ModuleID] = setting(
         POLICY_MAPPING,
-        "``fn(agent_id, episode, **kwargs)`` returns the module id, and is called once for each agent and episode; "
-        "or one of those shorthands.",
+        "Returns the module id, once for each agent and episode.",
         default=SharedPolicy(),
         converter=Given[str | Callable[..., ModuleID]],
         in_evaluations=True,
@@ -178,13 +167,12 @@ class MultiAgentSettings:
     )
     policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = setting(
         POLICIES_TO_TRAIN,
-        "Which modules are updated: a collection, ``fn(module_id)`` or ``fn(module_id, batch)``. None for all. See "
-        "docs/learner.md.",
+        "The modules that are updated; None for all (docs/learner.md).",
         default=None,
     )
     count_steps_by: str = setting(
         one_of("env_steps", "agent_steps"),
-        'Whether batch sizes and schedules count ``"env_steps"`` or ``"agent_steps"``.',
+        "What batch sizes and schedules count.",
         default="env_steps",
     )
 
@@ -200,9 +188,7 @@ class EnvRunnerSettings:
 
     num_env_runners: int = setting(
         integer(min=0),
-        "0 samples in this process. A number above 0 starts that many env runners, each in a Ray actor with its own "
-        "sub-environments, modules and pipelines (docs/cluster.md). The results depend only on the number of all "
-        "sub-environments.",
+        "Env runners in Ray actors, each with its own sub-environments; 0 samples in this process (docs/cluster.md).",
         default=0,
         changeable=True,
         option=Option(
@@ -213,68 +199,56 @@ class EnvRunnerSettings:
     )
     num_envs_per_env_runner: int = setting(
         integer(min=1),
-        "Sub-environments of an env runner, which are stepped together. More of them make sampling faster. A run "
-        "has ``num_envs_per_env_runner * max(1, num_env_runners)`` of them.",
+        "Sub-environments of an env runner, stepped together. More make sampling faster.",
         default=1,
         in_evaluations=True,
     )
     num_cpus_per_env_runner: float = setting(
         number(min=0),
-        "CPUs that Ray reserves for each remote env runner. Torch may use as many threads there, and at least one. "
-        "Without ``ray_address``, nothing is reserved, so that a machine may have more env runners than cores.",
+        "CPUs that Ray reserves for each, if there is a ``ray_address``, and torch's threads there, at least one.",
         default=1.0,
         changeable=True,
     )
     num_gpus_per_env_runner: float = setting(
         number(min=0),
-        "GPUs that Ray reserves for each remote env runner; a fraction shares a GPU. Above 0, its modules act on "
-        "the GPU, otherwise on the CPU.",
+        "GPUs that Ray reserves for each remote env runner, whose modules then act on the GPU.",
         default=0.0,
         changeable=True,
     )
     custom_resources_per_env_runner: dict[str, float] = setting(
         CUSTOM_RESOURCES,
-        "Custom resources of your cluster that Ray reserves for each remote env runner, for example to place it on "
-        "certain nodes.",
+        "Custom resources that Ray reserves for each remote env runner.",
         default={},
         converter=Given[Mapping[str, float] | None],
         changeable=True,
     )
     max_requests_in_flight_per_env_runner: int = setting(
         integer(min=1),
-        "How many samples a remote env runner may be asked for at once. It has an effect only if a train batch "
-        'needs several, with ``rollout_fragment_length`` a number, ``count_steps_by="env_steps"``, '
-        '``batch_mode="truncate_episodes"``, and no piece that learns while sampling. Results do not depend on it.',
+        "Samples that a remote env runner may be asked for at once, if ``rollout_fragment_length`` is a number. "
+        "Results do not depend on it.",
         default=1,
         changeable=True,
     )
     merge_env_runner_states: bool | str = setting(
         either(one_of("training_only"), boolean()),
-        "Whether what connector pieces learn, such as the means of filters, is merged over all remote env runners "
-        'after each sample. ``"training_only"`` is the same as True. With False, each remote env runner keeps what '
-        "it has seen itself, and results depend on the number of env runners.",
+        "Whether what connector pieces learn is merged over remote env runners. If not, results depend on their "
+        "number.",
         default="training_only",
     )
     broadcast_env_runner_states: bool = setting(
         boolean(),
-        "Whether remote env runners continue with the merged states. With False, each continues with its own, and "
-        "results depend on the number of env runners.",
+        "Whether remote env runners continue with the merged states. If not, results depend on their number.",
         default=True,
     )
     gym_env_vectorize_mode: str = setting(
         VECTORIZE_MODE,
-        'How the sub-environments are made. With ``"sync"`` they are single environments, stepped where '
-        '``num_env_workers`` says. With ``"async"`` they are single environments that are always stepped in worker '
-        'processes, one for each usable core unless ``num_env_workers`` is a number. With ``"vector_entry_point"`` '
-        "one call makes all of them. A ``gymnasium.VectorizeMode`` and names in capitals are accepted too. See "
-        "docs/vector_environments.md.",
+        "How sub-environments are made (docs/vector_environments.md).",
         default="sync",
         converter=Given[str | Enum],
     )
     num_env_workers: int | str = setting(
         either(one_of("auto"), integer(min=0)),
-        'Worker processes that step the sub-environments; 0 for none, ``"auto"`` lets the library decide, as '
-        "docs/configuration.md says.",
+        'Worker processes that step the sub-environments; ``"auto"`` for as many as are worth it.',
         default="auto",
         in_evaluations=True,
         changeable=True,
@@ -286,17 +260,15 @@ class EnvRunnerSettings:
     )
     sample_timeout_s: float | None = setting(
         optional(number(above=0, max=LONGEST_WAIT_S)),
-        "Seconds that a worker process or a remote env runner may take for one step or reset of its "
-        "sub-environments, a remote learner for one gradient step, and, if above 300, an env runner to start; None "
-        "for no limit. An environment that hangs in this process cannot be interrupted. docs/cluster.md says how "
-        "remote env runners are watched.",
+        "Seconds for a step or reset of a worker or remote env runner, a gradient step of a remote learner, and, if "
+        "above 300, a start; None for no limit (docs/cluster.md).",
         default=60.0,
         changeable=True,
     )
     env_to_module_connector: Callable[..., Any] | None = setting(
         builder("env_to_module_connector", 3),
-        "``fn(env, spaces, device)``, ``fn(env)`` or ``fn()``, which returns a piece or a list of pieces. They "
-        "stand before the default pieces. See docs/custom_connectors.md.",
+        "``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` returns pieces that stand before the default ones "
+        "(docs/custom_connectors.md).",
         default=None,
         option=Option(
             "--env-to-module PIECE",
@@ -306,7 +278,8 @@ class EnvRunnerSettings:
     )
     module_to_env_connector: Callable[..., Any] | None = setting(
         builder("module_to_env_connector", 2),
-        "``fn(env, spaces)``, ``fn(env)`` or ``fn()``; the pieces stand before actions get the environment's range.",
+        "``fn(env, spaces)``, ``fn(env)`` or ``fn()`` returns pieces that stand before actions get the "
+        "environment's range.",
         default=None,
     )
     add_default_connectors_to_env_to_module_pipeline: bool = setting(
@@ -320,14 +293,13 @@ class EnvRunnerSettings:
     )
     rollout_fragment_length: int | str = setting(
         either(one_of("auto"), integer(min=1)),
-        'Env steps of each sub-environment in one sample; ``"auto"`` chooses them to fit the train batch.',
+        'Env steps of each sub-environment in a sample; ``"auto"`` fits the train batch.',
         default="auto",
         changeable=True,
     )
     batch_mode: str = setting(
         one_of("truncate_episodes", "complete_episodes"),
-        '``"truncate_episodes"`` cuts episodes where a sample ends. With ``"complete_episodes"``, train batches '
-        "hold whole episodes only.",
+        "Whether samples cut episodes, or train batches hold whole episodes only.",
         default="truncate_episodes",
         changeable=True,
     )
@@ -349,46 +321,40 @@ class FaultToleranceSettings:
 
     restart_failed_env_runners: bool = setting(
         boolean(),
-        "Whether a remote env runner or learner that dies or hangs is replaced. The new one continues from the last "
-        "state and repeats the call, so that results do not change (docs/cluster.md).",
+        "Whether a remote env runner or learner that dies or hangs is replaced. Results do not change "
+        "(docs/cluster.md).",
         default=True,
     )
     ignore_env_runner_failures: bool = setting(
         boolean(),
-        "Whether training continues without a lost env runner and its sub-environments. It has no effect if "
-        "``restart_failed_env_runners`` is True, nor on learners.",
+        "Whether training goes on without a lost env runner, if ``restart_failed_env_runners`` is False.",
         default=False,
     )
     max_num_env_runner_restarts: int = setting(
         integer(min=0),
-        "The replacements in a run after which the next loss stops it, counted separately for training, evaluation "
-        "and learners.",
+        "Replacements after which the next loss stops the run, each of training, evaluation and learners.",
         default=1000,
     )
     env_runner_health_probe_timeout_s: float = setting(
         number(above=0, max=LONGEST_WAIT_S),
-        "Seconds in which a remote env runner that is late has to answer how far it is, before it counts as hung.",
+        "Seconds in which a remote env runner that is late has to answer before it counts as hung.",
         default=30.0,
     )
     env_runner_restore_timeout_s: float = setting(
         number(above=0, max=LONGEST_WAIT_S),
-        "The longest time in seconds that a new env runner may take to start and to replay the ongoing episodes. "
-        "The limit is 300 s or ``sample_timeout_s``, whichever is longer, but never more than this. Remote learners "
-        "wait about so long for resources.",
+        "The most seconds that a new env runner may take to start and replay episodes, and that remote learners wait "
+        "for resources.",
         default=1800.0,
     )
     restart_failed_sub_environments: bool = setting(
         boolean(),
-        "Whether a run goes on after an environment has failed, which means that it raised an error (also "
-        "``SystemExit``), gave invalid data, hung, or lost its process. Its episode is dropped and counted, and a "
-        "new environment begins the next one. Invalid data are observations and rewards that are not finite or have "
-        "another shape. A value outside a Discrete, MultiDiscrete or MultiBinary space still stops the run at the "
-        "end of the fragment, unless ``disable_env_checking`` allows it.",
+        "Whether an environment that raises an error, gives invalid data, hangs or loses its process is replaced, "
+        "and its episode dropped. A value outside a discrete space still stops the run.",
         default=False,
     )
     num_consecutive_env_failures_tolerance: int = setting(
         integer(min=0),
-        "The run stops after more failures of one sub-environment than this without a finished episode.",
+        "Failures of one sub-environment without a finished episode after which the next stops the run.",
         default=100,
     )
 
@@ -410,8 +376,7 @@ class LearnerSettings:
 
     num_learners: int = setting(
         integer(min=0),
-        "0 updates in this process. A number above 0 starts that many learners, each in a Ray actor that updates "
-        "the modules with its share of every train batch (docs/cluster.md).",
+        "Learners in Ray actors, which share every train batch; 0 updates in this process (docs/cluster.md).",
         default=0,
         changeable=True,
         option=Option(
@@ -428,9 +393,8 @@ class LearnerSettings:
     )
     num_gpus_per_learner: float | str = setting(
         either(one_of("auto"), number(min=0, max=1)),
-        '1 puts modules and batches on the GPU, 0 on the CPU. ``"auto"`` is, in this process, the GPU if torch sees '
-        "one (CUDA); for remote learners, one GPU each if the cluster has enough. A fraction lets remote learners "
-        "share a GPU.",
+        '1 puts modules and batches on the GPU, 0 on the CPU; ``"auto"`` on the GPU if there are enough. Remote '
+        "learners can share one by a fraction.",
         default="auto",
         changeable=True,
         option=Option(
@@ -448,7 +412,7 @@ class LearnerSettings:
     )
     learner_connector: Callable[..., Any] | None = setting(
         builder("learner_connector", 2),
-        "``fn(observation_space, action_space)``, a function of the first of them, or ``fn()``; the pieces stand "
+        "``fn(observation_space, action_space)``, ``fn(observation_space)`` or ``fn()`` returns pieces that stand "
         "before the default ones.",
         default=None,
         changeable=False,
@@ -456,7 +420,7 @@ class LearnerSettings:
     )
     learner_config_dict: dict[str, Any] = setting(
         or_empty(dict_of()),
-        "Settings for a learner class of your own, which reads them from ``config.learner_config_dict``.",
+        "Settings that a learner class of your own reads.",
         default={},
         converter=Given[Mapping[str, Any] | None],
     )
@@ -465,14 +429,13 @@ class LearnerSettings:
     )
     stack_modules: bool = setting(
         boolean(),
-        "Updates modules of one architecture as one computation (docs/learner.md); False updates them one after "
-        "another.",
+        "Updates modules of one architecture as one computation, not one after another (docs/learner.md).",
         default=True,
         changeable=True,
     )
     autocast_dtype: str | None = setting(
         optional(one_of("bfloat16")),
-        '``"bfloat16"`` runs the forward passes of updates in half precision.',
+        "Runs the forward passes of updates in half precision.",
         default=None,
         changeable=True,
     )
@@ -484,8 +447,7 @@ class RLModuleSettings:
 
     model_config: Any = setting(
         MODEL_CONFIG,
-        "For the default modules, a ``DefaultModelConfig`` or a dict with its settings; for modules of "
-        "your own, any dict.",
+        "A ``DefaultModelConfig`` or a dict with its settings; for modules of your own, any dict.",
         default=None,
         per_module=True,
         fixed=True,
@@ -500,10 +462,9 @@ class RLModuleSettings:
     )
     algorithm_config_overrides_per_module: dict[ModuleID, dict[str, Any]] = setting(
         or_empty(dict_of(text(), dict_of(), expected="a dict {module_id: {setting: value}}")),
-        '``{module_id: {setting: value}}``, such as ``{"red": {"lr": 1e-4}}``: ``gamma``, ``grad_clip``, '
-        "``grad_clip_by``, ``lr``, ``minibatch_size``, ``model_config``, ``num_epochs``, and the settings of PPO or "
-        "of your algorithm. If a module does not exist when the run is built, there is a warning. A module that is "
-        "added later gets its settings from ``add_module(..., config_overrides=...)``.",
+        '``{"red": {"lr": 1e-4}}``: other values for some modules of ``gamma``, ``grad_clip``, ``grad_clip_by``, '
+        "``lr``, ``minibatch_size``, ``model_config``, ``num_epochs``, and the algorithm's own settings. For "
+        "modules added later, see ``add_module(..., config_overrides=...)``.",
         default={},
         converter=Given[Mapping[ModuleID, Mapping[str, Any]]],
     )
@@ -527,11 +488,10 @@ _OF_LEARNERS: Any = settings_of(LearnerSettings)
 class TrainingSettings:
     """Sets how the modules learn."""
 
-    gamma: float = setting(number(min=0, max=1), "Discount per agent step, in [0, 1].", default=0.99, per_module=True)
+    gamma: float = setting(number(min=0, max=1), "Discount per agent step.", default=0.99, per_module=True)
     lr: Schedule = setting(
         schedule(min=0),
-        "Learning rate, or a schedule ``[[0, value], [t, value], ...]``: linear in between, ``t`` in sampled steps, "
-        "counted by ``count_steps_by``.",
+        "Learning rate, or a schedule: linear between its points, ``t`` in sampled steps (``count_steps_by``).",
         default=0.001,
         per_module=True,
     )
@@ -540,14 +500,13 @@ class TrainingSettings:
     )
     grad_clip_by: str = setting(
         one_of("global_norm", "norm", "value"),
-        '``"global_norm"`` (of each optimizer of a module), ``"norm"`` (of each tensor) or ``"value"``.',
+        "Bounds the norm over each optimizer of a module, the norm of each tensor, or each number.",
         default="global_norm",
         per_module=True,
     )
     train_batch_size_per_learner: int = setting(
         integer(min=1),
-        "Steps in the batch of one update, counted by ``count_steps_by``. With several learners, a batch has so "
-        "many for each of them.",
+        "Steps (``count_steps_by``) in the batch of one update, for each learner.",
         default=32,
     )
     num_epochs: int = setting(integer(min=1), "How often an update goes through its batch.", default=1, per_module=True)
@@ -557,9 +516,7 @@ class TrainingSettings:
         default=None,
         per_module=True,
     )
-    shuffle_batch_per_epoch: bool = setting(
-        boolean(), "Whether the rows are shuffled anew in each epoch.", default=False
-    )
+    shuffle_batch_per_epoch: bool = setting(boolean(), "Whether the rows are shuffled in each epoch.", default=False)
     learner_class: type[Learner] | None = _OF_LEARNERS["learner_class"]
     learner_connector: Callable[..., Any] | None = _OF_LEARNERS["learner_connector"]
     learner_config_dict: dict[str, Any] = _OF_LEARNERS["learner_config_dict"]
@@ -578,31 +535,27 @@ class EvaluationSettings:
     evaluation_duration: int = setting(integer(min=1), "Episodes of one evaluation.", default=10, changeable=True)
     evaluation_config: dict[str, Any] | None = setting(
         optional(dict_of()),
-        "Settings that differ in evaluations, among ``policy_mapping_fn`` (a fixed opponent, see "
-        "docs/self_play.md), ``explore`` (unless given, policies act as they were trained, see docs/results.md), "
-        "``num_envs_per_env_runner`` (here the number of all sub-environments), ``num_env_workers``, "
-        "``callbacks_class``.",
+        "What differs in evaluations: ``policy_mapping_fn`` (docs/self_play.md), ``explore`` (docs/results.md), "
+        "``num_envs_per_env_runner`` (here of all env runners), ``num_env_workers``, ``callbacks_class``.",
         default=None,
         converter=Given[Mapping[str, Any] | None],
     )
     evaluation_num_env_runners: int = setting(
         integer(min=0),
-        "Remote env runners that play evaluations only; 0 to play them in this process. They divide the "
-        "sub-environments and the episodes among themselves.",
+        "Remote env runners that play evaluations only; 0 to play them in this process.",
         default=0,
         changeable=True,
     )
     evaluation_parallel_to_training: bool = setting(
         boolean(),
-        "Whether ``train()`` evaluates while it samples and updates, with the parameters of the iteration's "
-        "beginning. It needs ``evaluation_num_env_runners``.",
+        "Whether evaluations run during an iteration, with the parameters of its beginning. It needs "
+        "``evaluation_num_env_runners``.",
         default=False,
         changeable=True,
     )
     offline_evaluation_interval: int | None = setting(
         optional(integer(min=1)),
-        "``train()`` also computes the losses of held-out recorded episodes every so many iterations "
-        "(docs/imitation.md); None for never.",
+        "``train()`` also computes the losses of held-out episodes every so many iterations (docs/imitation.md).",
         default=None,
     )
 
@@ -613,63 +566,59 @@ class OfflineDataSettings:
 
     input_: list[str] | None = setting(
         PATHS,
-        "Folders or files of recorded episodes, from which train batches are made, or which go to the replay buffer "
-        '(docs/offline_data.md). None to sample. With ``batch_mode="complete_episodes"``, episodes that were '
-        "recorded in chunks are put together, and incomplete ones are left out.",
+        "Folders or files of recorded episodes, from which train batches or the replay buffer are filled "
+        "(docs/offline_data.md).",
         default=None,
         converter=Given[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None],
     )
     input_order: str = setting(
         one_of(*ORDERS),
-        "Whether episodes are shuffled before each pass over the data, read as they were recorded, or returned in "
-        "the samples in which they were recorded.",
+        'How episodes are read; ``"as_recorded"``: in the samples in which they were recorded.',
         default=SHUFFLED,
     )
     input_read_episodes: bool = setting(
         ALWAYS_EPISODES,
-        "RLlib's name. The files always hold episodes; ``from_parquet`` reads tables of steps.",
+        "RLlib's name: files always hold episodes.",
         default=True,
     )
     live_fraction: float = setting(
         number(min=0, max=1),
-        "The share of the steps of each train batch, or of those that go to the replay buffer, that env runners "
-        "sample, below 1; the rest is read from ``input_``.",
+        "The share of steps, below 1, that env runners sample; the rest is read from ``input_``.",
         default=0.0,
     )
     held_out_fraction: float = setting(
         number(min=0, max=1),
-        "The share of the episodes of ``input_``, below 1, that is not trained on but kept for "
-        "``algo.evaluate_offline()``: at least one episode if it is above 0, and the same ones in each run.",
+        "The share of the episodes of ``input_``, below 1, that is kept for ``algo.evaluate_offline()``.",
         default=0.0,
     )
     held_out_input_: list[str] | None = setting(
         PATHS,
-        "Folders or files of recorded episodes for ``algo.evaluate_offline()``, instead.",
+        "Recorded episodes for ``algo.evaluate_offline()``, instead.",
         default=None,
         converter=Given[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None],
     )
     output: str | None = setting(
         PATH,
-        "A folder in which the episodes of all train batches are recorded; None to record nothing.",
+        "A folder in which the episodes of all train batches are recorded.",
         default=None,
         converter=Given[str | os.PathLike[str] | None],
     )
     output_max_file_size: int | None = setting(
         optional(integer(min=1)),
-        "The bytes after which another file is begun; None for no limit.",
+        "Bytes after which another file is begun; None for no limit.",
         default=DEFAULT_FILE_SIZE,
     )
     output_max_rows_per_file: int | None = setting(
-        optional(integer(min=1)), "The agent steps after which another file is begun; None for no limit.", default=None
+        optional(integer(min=1)), "Agent steps after which another file is begun; None for no limit.", default=None
     )
     output_write_episodes: bool = setting(
         ALWAYS_EPISODES,
-        "RLlib's name. The files always hold episodes; ``to_parquet`` writes tables of steps.",
+        "RLlib's name: files always hold episodes.",
         default=True,
     )
     output_unstorable_infos: str = setting(
         one_of(*UNSTORABLE_INFOS),
-        "Whether values of infos that no file can hold are refused, or left out with a warning.",
+        "Whether infos that no file can hold are an error, or left out with a warning.",
         default="error",
     )
 
@@ -679,11 +628,11 @@ class ReportingSettings:
     """Sets the number of newest episodes over which returns are averaged."""
 
     metrics_num_episodes_for_smoothing: int = setting(
-        integer(min=1), "The number of newest episodes over which returns are averaged.", default=100
+        integer(min=1), "Newest episodes over which returns are averaged.", default=100
     )
 
 
-_CALLED = "A function or a list of functions, which are called after the classes' methods of that name."
+_CALLED = "See docs/callbacks.md."
 
 
 @section
@@ -692,8 +641,7 @@ class CallbackSettings:
 
     callbacks_class: type[Callbacks] | Sequence[type[Callbacks]] = setting(
         CALLBACKS,
-        "A subclass of Callbacks, or a list of subclasses; None for no callbacks. Each runner, and the algorithm, "
-        "makes an object of each.",
+        "None for no callbacks. Each runner, and the algorithm, makes an object of each class.",
         default=Callbacks,
         kw_only=False,
         converter=Given[type[Callbacks] | Sequence[type[Callbacks]] | None],
@@ -723,7 +671,7 @@ class RunSettings:
 
     steps: int | None = setting(
         optional(integer(min=1)),
-        "The agent steps at which the whole run ends, those of earlier calls included; None if something else ends it.",
+        "Agent steps at which the whole run ends; None if something else ends it.",
         default=None,
         option=Option("--steps N", "run", "agent steps to train for"),
     )
@@ -735,15 +683,14 @@ class RunSettings:
     )
     keep_checkpoints: int | None = setting(
         optional(integer(min=1)),
-        "The number of newest checkpoints to keep besides the best one; None for all.",
+        "Newest checkpoints to keep besides the best one; None for all.",
         default=None,
         option=Option("--keep-checkpoints N", "output", "newest checkpoints to keep besides the best"),
     )
     keep_best: str | None = setting(
         optional(text("a metric")),
-        'The metric by which the best checkpoint is chosen, such as ``"env_runners/episode_return_mean"``; '
-        '``"min:NAME"`` for its lowest value; ``"auto"`` for the success, then the return, of evaluations or else of '
-        "training; None for no best checkpoint.",
+        'The metric of the best checkpoint, such as ``"env_runners/episode_return_mean"``, or ``"min:NAME"``; '
+        '``"auto"`` for the success, else the return, of evaluations or else of training; None for no best one.',
         default="auto",
         option=Option(
             "--keep-best METRIC",
@@ -754,13 +701,13 @@ class RunSettings:
     )
     eval_episodes: int = setting(
         integer(min=0),
-        "The number of episodes of each evaluation before and after training; 0 for no such evaluation.",
+        "Episodes of each evaluation before and after training; 0 for no such evaluation.",
         default=0,
         option=Option("--eval-episodes N", "run", "episodes of each evaluation"),
     )
     baseline_seconds: float = setting(
         number(min=0),
-        "The seconds for measuring random play, and again for the untrained policies; 0 for neither.",
+        "Seconds for measuring random play, and again for the untrained policies; 0 for neither.",
         default=0.0,
         option=Option(
             "--baseline-seconds N",
@@ -770,7 +717,7 @@ class RunSettings:
     )
     video: str = setting(
         one_of(*VIDEO_FORMATS),
-        'The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.',
+        "The format of videos.",
         default=NO_VIDEO,
         option=Option("--video FORMAT", "output", "format of the video at the end"),
     )
@@ -782,7 +729,7 @@ class RunSettings:
     )
     track: Sequence[str] = setting(
         list_of(one_of(*TRACKER_NAMES), f"a list of {', '.join(TRACKER_NAMES)}"),
-        "The names of the trackers to which results are written.",
+        "Trackers to which results are written.",
         default=(),
         option=Option("--track NAME,NAME", "output", f"write metrics to {', '.join(TRACKER_NAMES)}, or none"),
     )
@@ -794,9 +741,8 @@ class ResourceSettings:
 
     ray_address: str | None = setting(
         optional(text()),
-        'The address of the Ray cluster that remote env runners and learners run on, such as ``"auto"`` or '
-        '``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is '
-        "connected to one already (docs/cluster.md).",
+        'The Ray cluster, such as ``"auto"`` or ``"10.0.0.5:6379"``; None for one on this machine for this run alone '
+        "(docs/cluster.md).",
         default=None,
         option=Option(
             "--ray-address ADDRESS",
@@ -813,7 +759,7 @@ class DebuggingSettings:
 
     seed: int | None = setting(
         optional(integer(min=0)),
-        "The run's seed. The same seed gives the same run; None draws one.",
+        "The same seed gives the same run; None draws one.",
         default=None,
         option=Option("--seed N", "run", "seed of all random streams"),
     )

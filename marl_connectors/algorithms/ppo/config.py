@@ -32,7 +32,7 @@ class PPOTraining(TrainingSettings):
     use_gae: bool = setting(
         boolean(), "Whether advantages are generalised advantage estimates (else lambda is 1).", default=True
     )
-    lambda_: float = setting(number(min=0, max=1), "Bias/variance trade-off of advantages, in [0, 1].", default=1.0)
+    lambda_: float = setting(number(min=0, max=1), "Bias/variance trade-off of advantages.", default=1.0)
     use_kl_loss: bool = setting(
         boolean(), "Whether the loss has a penalty on the KL divergence from the policy that acted.", default=True
     )
@@ -49,23 +49,22 @@ class PPOTraining(TrainingSettings):
     )
     vf_clip_param: float = setting(
         number(min=0, max=math.inf),
-        'With ``vf_loss="mse"``, the bound of a row\'s squared value error, in squared units of return (with '
-        "``normalize_values``, in squared standard deviations of returns); a row beyond it has no gradient.",
+        'With ``vf_loss="mse"``, the bound of a row\'s squared value error; a row beyond it has no gradient '
+        "(docs/ppo.md).",
         default=10.0,
     )
     vf_loss: str = setting(
         one_of("mse", "huber"),
-        "The value loss: the squared error, or the Huber loss, which ``vf_clip_param`` does not bound.",
+        "Squared error, or Huber loss, which ``vf_clip_param`` does not bound.",
         default="mse",
     )
     vf_huber_delta: float = setting(
         number(above=0),
-        "The value error up to which the Huber loss is the squared error; beyond it the loss grows linearly. In "
-        "units of return, or with ``normalize_values`` in standard deviations.",
+        "The value error beyond which the Huber loss grows linearly.",
         default=10.0,
     )
     normalize_values: bool = setting(
-        boolean(), "Whether value functions predict normalised returns; see docs/ppo.md.", default=False
+        boolean(), "Whether value functions predict normalised returns (docs/ppo.md).", default=False
     )
     value_norm_beta: float = setting(
         number(min=0, max=1), "The weight that the statistics of earlier updates keep in an update.", default=0.99999
