@@ -25,6 +25,8 @@ MARKDOWN = {
     "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
 }
 """Files of the repository, and their places in the site."""
+BOOSTS = {"your_environment.md": 8, "installation.md": 8, "training.md": 8, "configuration.md": 3, "ppo.md": 3, "suites.md": 2}
+"""How much more a page counts in searches than others. Examples, decisions, changes and benchmarks count less."""
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 
 
@@ -47,6 +49,8 @@ def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
     """Turns links between files of the repository into links between pages of the site."""
     places = {place: source for source, place in MARKDOWN.items()}
     uri = page.file.src_uri
+    is_aside = uri.startswith(("examples/", "decisions/", "benchmarks/", "CHANGELOG", "CONTRIBUTING"))
+    page.meta.setdefault("search", {"boost": BOOSTS.get(uri, 0.3 if is_aside else 1)})
     source = places.get(uri, uri if uri.startswith("examples/") else f"docs/{uri}")
     return _LINK.sub(lambda found: _linked(found, source, uri), markdown)
 
