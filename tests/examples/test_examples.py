@@ -27,6 +27,11 @@ def test_every_example_has_a_test():
         "imitation",
         "value_decomposition",
         "continuous_actions",
+        "own_environment",
+        "lstm_turn_based",
+        "curriculum",
+        "optuna_search",
+        "wandb_run",
     }
 
 
@@ -115,6 +120,46 @@ def test_elo_ratings_are_those_that_the_wins_are_likely_by(example):
     assert abs(strong - weak - 400) < 1e-3, "400 points are 10 games won for each one lost"
 
 
+def test_the_own_environment_has_no_errors_and_its_returns_are_printed(example, capsys):
+    trained, at_random = example("own_environment").main(iterations=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Meeting: parallel, 2 agents. 0 errors, 0 warnings, 2 notes."
+    assert lines[-1] == f"Return of a walker without exploration: {trained:.2f}. Random play: {at_random:.2f}."
+
+
+def test_the_lstm_prints_both_returns(example, capsys):
+    without, with_lstm = example("lstm_turn_based").main(iterations=1)
+    printed = f"Return of a player: {without:.2f} without an LSTM, {with_lstm:.2f} with one, of 2\n"
+    assert capsys.readouterr().out == printed
+
+
+def test_a_wheel_is_added_only_in_the_curriculum(example, capsys):
+    (_, wheels_without), (_, wheels) = example("curriculum").main(iterations=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert wheels_without == 12 and wheels > 1
+    assert lines[0].startswith("Beginning with 12, ending with 12 wheels: opened in ")
+    assert re.fullmatch(r"iteration   \d: 2 wheels", lines[1])
+    assert lines[-1].startswith(f"Beginning with 1, ending with {wheels} wheels: opened in ")
+
+
+def test_the_search_prints_how_its_trials_end(example, capsys):
+    pytest.importorskip("optuna")
+    study = example("optuna_search").main(trials=2, iterations=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert all("complete after 1 iterations, return " in line for line in lines[:2])
+    assert lines[2].startswith(f"Best: lr {study.best_params['lr']:.5f}, entropy_coeff ")
+
+
+def test_a_run_tracked_by_wandb_is_continued_under_its_id(example, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run_id, written = example("wandb_run").main(tmp_path, iterations=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"Tracked run: {run_id}"
+    assert len(written) >= 1 and all(path.name.endswith(run_id) for path in written)
+    assert lines[2:] == [f"wandb sync {path}" for path in written]
+
+
 # What the examples promise, in full length.
 
 
@@ -165,6 +210,33 @@ def test_the_last_of_the_league_are_the_strongest(example):
     rating = dict(zip(module_ids, ratings, strict=True))
     assert rating["main_24"] > rating["main_12"] + 150 > rating["main_0"] + 300
     assert wins[module_ids.index("main_24"), module_ids.index("main_0")] > 0.9
+
+
+@pytest.mark.slow
+def test_the_walkers_of_the_own_environment_meet(example):
+    trained, at_random = example("own_environment").main()
+    assert trained > -0.3 and at_random < -1
+
+
+@pytest.mark.slow
+def test_only_with_an_lstm_the_players_remember_their_cues(example):
+    without, with_lstm = example("lstm_turn_based").main()
+    assert without < 1 and with_lstm > 1.9
+
+
+@pytest.mark.slow
+def test_only_with_the_curriculum_the_lock_is_opened(example):
+    (without, _), (with_curriculum, wheels) = example("curriculum").main()
+    assert without == 0 and with_curriculum > 0.8 and wheels == 12
+
+
+@pytest.mark.slow
+def test_the_search_stops_bad_trials_and_finds_settings_that_learn(example):
+    pytest.importorskip("optuna")
+    study = example("optuna_search").main()
+    states = [trial.state.name for trial in study.trials]
+    assert len(states) == 10 and set(states) == {"COMPLETE", "PRUNED"}
+    assert study.best_value > 250
 
 
 @pytest.mark.slow
