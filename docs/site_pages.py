@@ -25,7 +25,14 @@ MARKDOWN = {
     "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
 }
 """Files of the repository, and their places in the site."""
-BOOSTS = {"your_environment.md": 8, "installation.md": 8, "training.md": 8, "configuration.md": 3, "ppo.md": 3, "suites.md": 2}
+BOOSTS = {
+    "your_environment.md": 8,
+    "installation.md": 8,
+    "training.md": 8,
+    "configuration.md": 3,
+    "ppo.md": 3,
+    "suites.md": 2,
+}
 """How much more a page counts in searches than others. Examples, decisions, changes and benchmarks count less."""
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 

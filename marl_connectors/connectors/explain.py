@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
 WIDTH = 120
-"""The width of the table in characters."""
+"""The width of the table in characters, unless the terminal is narrower."""
+_LEAST = 40
+"""The width for columns below which they stand in lines of their own."""
 _HEADER = ("piece", "form", "µs", "columns")
 
 
@@ -151,13 +154,18 @@ class Explanation:
         cells += [(piece.name, piece.form, f"{piece.seconds * 1e6:,.0f}") for piece in self.pieces]
         cells.append(("all", "", f"{self.seconds * 1e6:,.0f}"))
         texts = [[_HEADER[3]], *(_changes(piece) for piece in self.pieces), [""]]
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
-        widths[0] = min(widths[0], 44)
+        widths[0] = max(8, min(widths[0], 44, width - widths[1] - widths[2] - 8))
+        is_narrow = width - sum(widths) - 8 < _LEAST
         lines = [self.pipeline]
         for (name, form, time_taken), changes in zip(cells, texts, strict=True):
             name = name if len(name) <= widths[0] else "…" + name[1 - widths[0] :]  # the end tells pieces apart
             start = "  ".join(["", name.ljust(widths[0]), form.ljust(widths[1]), time_taken.rjust(widths[2]), ""])
-            for text in _folded(changes, WIDTH - len(start)):
+            if is_narrow:
+                lines += [start.rstrip(), *(f"    {text}" for text in _folded(changes, width - 4) if text)]
+                continue
+            for text in _folded(changes, width - len(start)):
                 lines.append((start + text).rstrip())
                 start = " " * len(start)
         return "\n".join(lines)

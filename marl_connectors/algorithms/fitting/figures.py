@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.callbacks.success import SUCCESS, Success
 
 _RATES_SHOWN = 8
+_ENDLESS = 10**6
+"""The width of what is no terminal."""
 MODULES_SHOWN = 8
 
 
@@ -164,10 +168,21 @@ def spread(mean_and_std: tuple[float, float] | None) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Formats rows as left-aligned columns, indented by two."""
+    """Formats rows as left-aligned columns, indented by two.
+
+    On a terminal that is too narrow, each row is a name and a paragraph of the other cells with their columns' names.
+    Where there is no terminal, as in a pipe, nothing is too wide unless the variable COLUMNS says so.
+    """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
-    return "\n".join("  " + line.rstrip() for line in lines)
+    found, width = ["  " + line.rstrip() for line in lines], shutil.get_terminal_size((_ENDLESS, 24)).columns
+    if max(map(len, found)) <= width:
+        return "\n".join(found)
+    blocks = []
+    for first, *others in rows:
+        cells = ", ".join(f"{name} {cell}" for name, cell in zip(header[1:], others, strict=True))
+        blocks += [f"  {first}", textwrap.fill(cells, width, initial_indent="    ", subsequent_indent="    ")]
+    return "\n".join(blocks)
 
 
 @functools.cache
