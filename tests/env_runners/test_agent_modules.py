@@ -48,7 +48,7 @@ def test_agents_with_different_spaces_cannot_share_a_module(kind):
     other = {"observation_spaces": spaces.Box(-1, 1, (3,), np.float32), "action_spaces": spaces.Discrete(5)}[kind]
     with pytest.raises(
         MappingError,
-        match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ",
+        match=f"(?s)'a'.*'b'.*'default_policy'.*{kind[:-7]}",
     ):
         build(STEPS, **{kind: {"b": other}})
 
@@ -56,7 +56,5 @@ def test_agents_with_different_spaces_cannot_share_a_module(kind):
 def test_agents_of_other_actions_cannot_take_over_a_module_later():
     steps = [Step({"a": 0}), Step({"a": 0, "z": 0}, {"a": 0.0}), Step({"a": 0, "z": 0}, {}, ("a", "z"))]
     algo = build(steps, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)})
-    with pytest.raises(
-        MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"
-    ):
+    with pytest.raises(MappingError, match=r"(?s)'z'.*'default_policy'.*Discrete\(2\)"):
         algo.env_runner.sample(num_timesteps=2)
