@@ -270,7 +270,7 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
     if fits:
         check_num_envs(state, config)
     else:
-        with pytest.raises(CheckpointError, match=episodes):
+        with pytest.raises(CheckpointError, match=rf"\b{episodes}\b"):
             check_num_envs(state, config)
 
 

@@ -209,7 +209,7 @@ def test_a_run_from_the_file_learns_the_same(tmp_path):
         (lambda config: config.environment(lambda env_config: None), "env="),
         (
             lambda config: config.environment(env_config={"size": math.inf}),
-            r"env_config={'size': inf}.*YAML.*\binf\b",
+            r"env_config={'size': inf}.*YAML",
         ),
         (lambda config: config.environment(env_config={1: 2}), r"env_config={1: 2}"),
         (lambda config: config.training(vf_clip_param=math.inf), "vf_clip_param=inf"),

@@ -211,7 +211,7 @@ def test_only_the_end_of_a_process_or_of_data_is_a_loss(error, expected):
 )
 def test_a_resource_that_the_cluster_lacks_is_named_with_its_setting(settings, named, monkeypatch):
     monkeypatch.setattr(ray_cluster, "import_ray", lambda who: connected_to("10.0.0.1:6379"))
-    with pytest.raises(ConfigError, match=rf"(?s)num_learners=2.*\b2\b.*GPU{named}.*\b0\b"):
+    with pytest.raises(ConfigError, match=rf"(?s)num_learners=2.*\b2\b.*GPU.*{named}.*\b0\b"):
         RayCluster(None, {"GPU": 2.0}, "num_learners=2", settings)
 
 

@@ -27,20 +27,20 @@ def one_line(caught):
 @pytest.mark.parametrize(
     ("mapping", "policies", "words"),
     [
-        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
-        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "", None, "returned '' for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "\ud800", None, r"returned '\ud800' for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
-        ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),
-        ("a=red,b=blue,c*=green", None, "the pattern 'c*' (for module 'green') matches no agent"),
+        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn.*ZeroDivisionError"),
+        (lambda a, e, **kw: 7, None, r"\b7\b.*'a'"),
+        (lambda a, e, **kw: "", None, "'' .*'a'"),
+        (lambda a, e, **kw: "\ud800", None, r"'\\ud800'.*'a'"),
+        (lambda a, e, **kw: "red", ["blue"], "'a'.*'red'.*'blue'"),
+        ("a*=red", None, r"'b'.*'a\*'"),
+        ("a=red,b=blue,c*=green", None, r"'c\*'.*'green'"),
     ],
 )
 def test_a_mapping_function_that_does_not_work_is_named(mapping, policies, words):
     config = small_config(lambda: ScriptEnv([STEPS])).multi_agent(policies=policies, policy_mapping_fn=mapping)
-    with pytest.raises(MappingError) as caught:
+    with pytest.raises(MappingError, match=words) as caught:
         config.build_algo()
-    assert words in one_line(caught)
+    one_line(caught)
 
 
 @pytest.mark.parametrize("kind", ["observation_spaces", "action_spaces"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -39,22 +41,20 @@ def one_line(caught):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (BAD, "contains NaN at component 1"),
+        (BAD, "NaN.*component 1"),
         (
             np.array([0.5, 2000.0], np.float32),
-            "leaves its space, Box(2,) float32: component 1 is 2000.0, not in [-1000.0, 1000.0]",
+            r"Box\(2,\) float32.*component 1.*2000\.0.*\[-1000\.0, 1000\.0\]",
         ),
-        (np.zeros(3, np.float32), "leaves its space, Box(2,) float32: it has the shape (3,), not (2,)"),
-        ("text", "leaves its space, Box(2,) float32: it is 'text'"),
+        (np.zeros(3, np.float32), r"Box\(2,\) float32.*\(3,\).*\(2,\)"),
+        ("text", r"Box\(2,\) float32.*'text'"),
     ],
 )
 def test_the_smoke_test_finds_bad_observations(bad, words):
     with pytest.raises(EnvError) as caught:
         build(steps_of(bad, 3))
     text = one_line(caught)
-    assert "step 3: the observation of agent 'b'" in text
-    assert words in text
-    assert "Fix the environment" in text
+    assert re.search(rf"step 3.*agent 'b'.*{words}", text)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, "much", [1.0, 2.0], None])
@@ -66,12 +66,12 @@ def test_the_smoke_test_finds_rewards_that_are_no_finite_number(bad):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (BAD, "agent 'b', env step 23: the observation contains NaN"),
+        (BAD, "'b'.*step 23.*NaN"),
         (
             np.zeros(3, np.float32),
-            "agent 'b': the observation leaves its space, Box(2,) float32: it has the shape (3,), not (2,)",
+            r"'b'.*Box\(2,\) float32.*\(3,\).*\(2,\)",
         ),
-        ("text", "agent 'b': the observation leaves its space, Box(2,) float32: it is 'text', which is not numbers"),
+        ("text", r"'b'.*Box\(2,\) float32.*'text'"),
     ],
 )
 def test_bad_observations_are_found_later_too(bad, words):
@@ -80,8 +80,7 @@ def test_bad_observations_are_found_later_too(bad, words):
     with pytest.raises(EnvError) as caught:
         algo.env_runner.sample()
     text = one_line(caught)
-    assert "sub-environment 0" in text
-    assert words in text
+    assert re.search(f"sub-environment 0.*{words}", text)
 
 
 def test_a_bad_last_observation_is_found():

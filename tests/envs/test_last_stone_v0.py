@@ -250,5 +250,5 @@ def test_a_long_game_is_solved_without_deep_recursion():
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments, message):
-    with pytest.raises(ValueError, match=rf"^last_stone_v0: {message}"):
+    with pytest.raises(ValueError, match=rf"^last_stone_v0: .*{message}"):
         last_stone_v0.env(**arguments)

@@ -29,15 +29,15 @@ def learner_with(*, alone=None, stacked=None):
 @pytest.mark.parametrize(
     ("change", "came"),
     [
-        (lambda loss: None, "'agent_0'"),
+        (lambda loss: None, "None.*'agent_0'"),
         (lambda loss: 1.5, r"1.5.*'agent_0'"),
-        (lambda loss: (loss, {}), "'agent_0'"),
+        (lambda loss: (loss, {}), "tuple.*'agent_0'"),
         (lambda loss: loss.expand(3), r"\(3,\).*'agent_0'"),
     ],
 )
 def test_a_loss_that_is_no_scalar_is_named(change, came):
     algo = build(learner_class=learner_with(alone=change))
-    with pytest.raises(LearnerError, match=f"^Mine: its compute_loss_for_module {came}"):
+    with pytest.raises(LearnerError, match=f"^Mine: its compute_loss_for_module.* {came}"):
         algo.train()
 
 
@@ -61,7 +61,7 @@ def test_stacked_losses_are_one_for_each_module(change, shape):
     ("term", "came"),
     [
         (lambda fwd_out: fwd_out["action_dist_inputs"].abs(), r"\(20, 3\)"),
-        (lambda fwd_out: 0.5, "scalar"),
+        (lambda fwd_out: 0.5, "float"),
         (lambda fwd_out: None, "NoneType"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_term_that_is_no_figure_is_named(term, came, others):
             self.log_terms((module_id,), {**others, "x": term(fwd_out)})
             return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
 
-    with pytest.raises(LearnerError, match=f"log_terms: 'x' of 'agent_0' {came}"):
+    with pytest.raises(LearnerError, match=f"log_terms: 'x' of 'agent_0'.* {came}"):
         build(learner_class=Logging).train()
 
 
