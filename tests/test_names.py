@@ -55,7 +55,7 @@ def own_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_what_runs_programs_writes_files_or_imports_is_refused_before_it_is_called(name, expected, trusted):
     imported = set(sys.modules)
-    with watched() as seen, pytest.raises(CheckpointError, match=r"^who: .*expected|^who: .*refuses|^who: there is no"):
+    with watched() as seen, pytest.raises(CheckpointError, match=r"^who: "):
         Names(trusted).resolve(name, expected, who="who")
     assert not seen
     assert not {"antigravity", "this", "runpy"} & (set(sys.modules) - imported)
@@ -71,7 +71,7 @@ def test_functions_of_the_users_modules_are_found(name):
     "name", ["check_call", "load", "os.system", "subprocess", "strange", "strange_part", "text", "Mine", "RLModule"]
 )
 def test_what_only_passes_through_a_users_module_is_refused(name):
-    with pytest.raises(CheckpointError, match="expected a function, but 'own_code:"):
+    with pytest.raises(CheckpointError, match="'own_code:"):
         Names().resolve(f"own_code:{name}", FUNCTION, who="who")
 
 
@@ -84,7 +84,7 @@ def test_classes_are_found_by_what_they_are_derived_from(name):
 
 @pytest.mark.parametrize("name", ["fn", "Other", "text", "check_call"])
 def test_what_is_not_derived_from_it_is_refused(name):
-    with pytest.raises(CheckpointError, match=r"expected a subclass of RLModule, but 'own_code:.*' is"):
+    with pytest.raises(CheckpointError, match=r"(?s)RLModule.*own_code"):
         Names().resolve(f"own_code:{name}", MODULE, who="who")
 
 
@@ -97,9 +97,9 @@ def test_what_is_inside_of_objects_is_out_of_reach(name):
 
 
 def test_without_trust_a_users_module_is_not_imported():
-    with pytest.raises(CheckpointError, match=r"'strangers_code', which is not part of this library.*trusted=False"):
+    with pytest.raises(CheckpointError, match=r"(?s)'strangers_code'.*trusted=False"):
         Names(trusted=False).resolve("strangers_code:fn", FUNCTION, who="who")
-    with pytest.raises(CheckpointError, match=r"trusted=False refuses"):
+    with pytest.raises(CheckpointError, match="trusted=False"):
         Names(trusted=False).resolve("own_code:Mine", MODULE, who="who")
     assert "own_code" not in sys.modules
 
@@ -108,7 +108,7 @@ def test_without_trust_a_users_module_that_was_imported_already_is_refused_too()
     import own_code
 
     assert Names().resolve("own_code:Mine", MODULE, who="who") is own_code.Mine
-    with pytest.raises(CheckpointError, match=r"trusted=False refuses"):
+    with pytest.raises(CheckpointError, match="trusted=False"):
         Names(trusted=False).resolve("own_code:Mine", MODULE, who="who")
 
 

@@ -70,7 +70,6 @@ def test_all_missing_packages_are_named_at_once(folder_named_like_a_package):
     require_packages("me", "json")
     with pytest.raises(MissingDependencyError) as raised:
         require_packages("the command", "trackalike", "json", "no_such_package")
-    assert str(raised.value) == (
-        "the command needs trackalike and no_such_package, which are not installed. Install them with: pip install "
-        "trackalike no_such_package"
-    )
+    said = str(raised.value)
+    assert said.startswith("the command ") and said.endswith("pip install trackalike no_such_package")
+    assert "json" not in said

@@ -110,7 +110,7 @@ def test_items_with_other_parts_or_shapes_are_refused(space, item, count):
     ],
 )
 def test_numbers_that_a_dtype_cannot_hold_are_refused(space, item):
-    with pytest.raises(ValueError, match="cannot hold"):
+    with pytest.raises(ValueError, match="hold"):
         stack([item], space)
     assert misfit(space, item)
 

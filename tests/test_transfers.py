@@ -101,5 +101,5 @@ def test_there_is_one_way_to_a_device():
 
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([np.datetime64("2000-01-01")])])
 def test_what_no_tensor_can_hold_is_refused(array):
-    with pytest.raises(TypeError, match="can't convert"):
+    with pytest.raises(TypeError, match="convert"):
         PackedTransfer(CPU).to_device([array])

@@ -101,9 +101,9 @@ def test_what_is_expected_reads_as_a_sentence(validator, expected):
 
 
 def test_the_closest_choice_is_named():
-    with pytest.raises(ConfigError, match=r"got 'nrom'. Did you mean 'norm'\?$"):
+    with pytest.raises(ConfigError, match=r"(?s)'nrom'.*'norm'"):
         one_of("norm", "value").check("nrom", "Config", "by")
-    with pytest.raises(ConfigError, match=r"got 'x'.$"):
+    with pytest.raises(ConfigError, match=r"'x'\.$"):
         one_of("norm", "value").check("x", "Config", "by")
 
 
@@ -122,9 +122,7 @@ def test_a_class_that_is_given_by_its_name_is_known_from_when_it_is_imported(tmp
     assert classes.accepts(type("Own", (costly_to_import.Costly,), {})) and not classes.accepts(
         costly_to_import.Costly()
     )
-    with pytest.raises(
-        ConfigError, match=r"expected a subclass of Costly, got <class 'int'>. Derive your class from Costly"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)Costly.*'int'"):
         classes.check(int, "Config", "cls")
 
 
@@ -135,7 +133,7 @@ def test_an_abstract_class_says_what_it_lacks():
         @abc.abstractmethod
         def compute(self): ...
 
-    with pytest.raises(ConfigError, match="Unfinished cannot be used as it is: it has to define compute"):
+    with pytest.raises(ConfigError, match=r"(?s)Unfinished.*compute"):
         subclass_of(Base).check(Unfinished, "Config", "cls")
 
 
@@ -171,7 +169,7 @@ def test_a_class_declares_its_settings_and_a_subclass_its_own():
     ]
     things = MoreThings()
     things.name = object()
-    with pytest.raises(ConfigError, match="MoreThings: size: expected a whole number from 5, got 4"):
+    with pytest.raises(ConfigError, match=r"(?s)MoreThings.*\bsize\b.*\b4\b"):
         things.size = 4
     assert things.size == 5 and Things.size == 1
     assert checked(Things, "unknown", 3, "Things") == 3

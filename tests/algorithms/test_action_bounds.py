@@ -43,7 +43,7 @@ def test_bounded_distributions_need_actions_that_are_stretched(config_class, mod
         box = spaces.Box(low, 1.0, (2,))
         return spaces.Dict({"a": box, "b": spaces.Discrete(2)}) if nested else box
 
-    with pytest.raises(ConfigError, match=rf"{config_class.__name__}: .*\(-1, 1\), .*normalize_actions=False .*Box"):
+    with pytest.raises(ConfigError, match=rf"(?s){config_class.__name__}.*\(-1, 1\).*normalize_actions=False.*Box"):
         check(config_class, model_config, space(0.0))
     check(config_class, model_config, space(-1.0))
     check(config_class, model_config, space(0.0), stretched=True)

@@ -99,7 +99,7 @@ def test_without_masks_these_environments_do_raise():
         algo = config.multi_agent(policies="independent").build_algo()
         if not algo.masking.sentence:
             continue
-        with pytest.raises(EnvError, match="forbids it"):
+        with pytest.raises(EnvError, match="forbids"):
             algo.env_runner.sample(num_timesteps=300)
         raised += 1
         algo.stop()
@@ -483,27 +483,24 @@ def test_without_default_pieces_nothing_is_added():
     [
         (
             {"space": spaces.Box(0, 1, (4,), np.int8), "mask": (1, 1, 1, 1)},
-            r"the mask of the agent, 'action_mask' in its observation, must have 3 numbers, one for each action, but "
-            r"is Box\(4,\) int8.*action_mask_key=None.*--action-mask-key none",
+            r"(?s)'action_mask'.*\b3\b.*Box\(4,\).*int8.*action_mask_key=None.*--action-mask-key",
         ),
         (
             {"actions": LINE},
-            r"masks are for Discrete, .* but those of the agent are Box\(2,\).*action_mask_key=None",
+            r"(?s)Discrete.*Box\(2,\).*action_mask_key=None",
         ),
-        ({"parts": ()}, "has no part but its mask.*action_mask_key=None"),
+        ({"parts": ()}, "action_mask_key=None"),
         (
             {"space": spaces.Box(-5, 5, (3,), np.int8)},
-            r"'action_mask' in the observation of agent .* should be an action mask, so of 0 and 1, but its space is "
-            r"Box\(-5, 5, \(3,\), int8\).*action_mask_key='action_mask'.*action_mask_key=None",
+            r"(?s)'action_mask'.*Box\(-5, 5, \(3,\), int8\).*action_mask_key='action_mask'.*action_mask_key=None",
         ),
         (
             {"in_info": True, "mask": (1, 1)},
-            r"the mask of agent .*, 'action_mask' in its info, must have 3 numbers, one for each action, but is an "
-            r"array of shape \(2,\).*action_mask_key=None",
+            r"(?s)'action_mask'.*\b3\b.*\(2,\).*action_mask_key=None",
         ),
         (
             {"in_info": True, "actions": LINE},
-            r"the info of agent .* has a mask, 'action_mask', but its actions are Box\(2,\).*action_mask_key=None",
+            r"(?s)'action_mask'.*Box\(2,\).*action_mask_key=None",
         ),
     ],
 )
@@ -537,23 +534,23 @@ def test_any_space_of_zeros_and_ones_is_a_mask(space, actions):
 
 
 def test_a_key_that_nothing_has_is_a_warning():
-    with pytest.warns(UserWarning, match=r"action_mask_key='action_masks': .*Did you mean 'action_mask'\?"):
+    with pytest.warns(UserWarning, match=r"(?s)action_mask_key='action_masks'.*'action_mask'"):
         small_config(MASKED, action_mask_key="action_masks").build_algo().stop()
 
 
 def test_masks_that_come_later_than_the_smoke_test_are_a_warning():
     env_config = {"in_info": True, "first": 30, "strict": False}
     algo = small_config(Parts, env_config=env_config).training(train_batch_size_per_learner=40).build_algo()
-    with pytest.warns(UserWarning, match=r"'action_mask' in the info of the agent, .*action_mask_key='action_mask'"):
+    with pytest.warns(UserWarning, match=r"(?s)'action_mask'.*action_mask_key='action_mask'"):
         algo.train()
     algo.train()
     algo.stop()
 
 
 def test_a_key_that_is_not_a_name_is_an_error():
-    with pytest.raises(ConfigError, match="action_mask_key: expected 'auto', a key, False, or None, got 3"):
+    with pytest.raises(ConfigError, match=r"(?s)action_mask_key.*'auto'.*\b3\b"):
         small_config(MASKED, action_mask_key=3).build_algo()
-    with pytest.raises(ConfigError, match="action_mask_key: expected 'auto', a key, False, or None, got ''"):
+    with pytest.raises(ConfigError, match=r"(?s)action_mask_key.*'auto'.*''"):
         small_config(MASKED, action_mask_key="").build_algo()
 
 
@@ -563,14 +560,10 @@ def test_a_key_that_is_not_a_name_is_an_error():
 @pytest.mark.parametrize("in_info", [False, True])
 def test_an_agent_whose_turn_it_is_must_be_allowed_something(in_info):
     config = small_config(Turns, env_config={"mask": (0, 0, 0), "in_info": in_info})
-    with pytest.raises(
-        EnvError, match=r"Turns, .*step 2 \(seed 0\): agent 'b' acts next, but its 'action_mask' forbids all"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)step 2.*\(seed 0\).*'b'.*'action_mask'"):
         config.build_algo()
     algo = config.environment(disable_env_checking=True, action_mask_key="action_mask").build_algo()
-    with pytest.raises(
-        EnvError, match=r"sub-environment 0, .* agent 'b' acts next, but its 'action_mask' forbids all actions"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)sub-environment 0.*'b'.*'action_mask'"):
         algo.train()
     algo.stop()
     algo = config.environment(action_mask_key=None).build_algo()

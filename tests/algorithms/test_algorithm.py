@@ -306,9 +306,9 @@ def test_a_train_batch_of_many_who_still_wait_takes_few_fragments():
 def test_a_run_and_an_env_runner_cannot_be_copied_or_pickled():
     with match_config().build_algo() as algo:
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match=r"^PPO: a run cannot be copied or pickled.* PPO.from_checkpoint\("):
+            with pytest.raises(TypeError, match=r"(?s)^PPO.*PPO.from_checkpoint"):
                 copied(algo)
-            with pytest.raises(TypeError, match=r"^EnvRunner: it cannot be copied or pickled.*set_state"):
+            with pytest.raises(TypeError, match=r"(?s)^EnvRunner.*set_state"):
                 copied(algo.env_runner)
         algo.train()
 

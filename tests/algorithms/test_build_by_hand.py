@@ -76,7 +76,7 @@ def test_callbacks_see_the_config_of_their_runner():
 
 
 def test_a_runner_without_a_config_is_an_error():
-    with pytest.raises(ConfigError, match=r"EnvRunner: expected config=\.\.\., but got nothing"):
+    with pytest.raises(ConfigError, match=r"(?s)EnvRunner.*config="):
         SingleAgentEnvRunner()
 
 
@@ -323,10 +323,10 @@ def test_specs_of_several_modules_are_complete():
     spec = config.get_multi_rl_module_spec(spaces=BOTH, inference_only=True)
     modules = spec.build()
     assert list(modules) == ["a", "b"] and modules["a"].observation_space == BOX and modules["a"].inference_only
-    with pytest.raises(ConfigError, match=r"get_rl_module_spec: there are the modules 'a', 'b'"):
+    with pytest.raises(ConfigError, match=r"(?s)get_rl_module_spec.*'a'.*'b'"):
         config.get_rl_module_spec(spaces=BOTH)
 
 
 def test_spaces_of_another_form_are_an_error():
-    with pytest.raises(ConfigError, match=r"spaces: expected \{'__env_single__': \(observation space, action space\)"):
+    with pytest.raises(ConfigError, match=r"(?s)\bspaces\b.*'__env_single__'"):
         config_of().get_rl_module_spec(spaces={"a": BOX})

@@ -28,13 +28,13 @@ def test_a_minibatch_has_at_most_the_rows_of_its_module(policies, counted_by, mo
     if not isinstance(policies, str):
         config.multi_agent(policy_mapping_fn=lambda agent_id, episode, **kwargs: "x" if agent_id == "a" else "y")
     config.copy().training(minibatch_size=most).build_algo().stop()
-    with pytest.raises(ConfigError, match=f"minibatch_size={most + 1} .* {most} rows"):
+    with pytest.raises(ConfigError, match=f"(?s)minibatch_size={most + 1}.*{most}"):
         config.copy().training(minibatch_size=most + 1).build_algo()
 
 
 def test_the_minibatch_of_one_module_is_checked():
     config = config_of("independent").rl_module(algorithm_config_overrides_per_module={"b": {"minibatch_size": 11}})
-    with pytest.raises(ConfigError, match="minibatch_size=11 of module 'b'"):
+    with pytest.raises(ConfigError, match=r"(?s)minibatch_size=11.*'b'"):
         config.build_algo()
 
 
@@ -44,5 +44,5 @@ def test_a_default_is_no_request():
 
 def test_all_learners_together_make_a_minibatch():
     config = config_of("independent").learners(num_learners=2)
-    with pytest.raises(ConfigError, match=r"minibatch_size=21 .* 20 rows"):
+    with pytest.raises(ConfigError, match=r"(?s)minibatch_size=21.*20"):
         config.training(minibatch_size=21).build_algo()

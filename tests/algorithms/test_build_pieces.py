@@ -110,8 +110,8 @@ def test_a_piece_that_joins_a_built_runner_sees_every_step():
 @pytest.mark.parametrize(
     ("off", "words"),
     [
-        ("add_default_connectors_to_env_to_module_pipeline", "put nothing into the batch of module 'default_policy'"),
-        ("add_default_connectors_to_module_to_env_pipeline", "returned no 'actions' for module 'default_policy'"),
+        ("add_default_connectors_to_env_to_module_pipeline", "'default_policy'"),
+        ("add_default_connectors_to_module_to_env_pipeline", r"(?s)'actions'.*'default_policy'"),
     ],
 )
 def test_defaults_switched_off_with_nothing_in_their_place_are_named(off, words):

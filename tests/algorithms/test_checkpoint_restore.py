@@ -62,9 +62,7 @@ def test_a_seed_that_was_drawn_is_kept(tmp_path):
 @pytest.mark.parametrize("load", [Algorithm.from_checkpoint, load_policy])
 def test_a_config_of_another_algorithm_is_named(saved, load):
     config = DQNConfig().environment(match_v0.parallel_env)
-    with pytest.raises(
-        CheckpointError, match=r"its run has a PPOConfig, but config is a DQNConfig. Pass the config of"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)PPOConfig.*DQNConfig"):
         load(saved, config=config)
     load(saved, config=type("Mine", (type(match_config()),), {})().update_from_dict(match_config().to_dict()))
 
@@ -84,15 +82,15 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (lambda: match_config(n_actions=4), "it is of an environment with agents agent_0"),
-        (lambda: match_config(n_agents=3), "it is of an environment with agents agent_0"),
-        (lambda: small_config("CartPole-v1"), "it is of an environment with agents agent_0"),
+        (lambda: match_config(n_actions=4), "agent_0"),
+        (lambda: match_config(n_agents=3), "agent_0"),
+        (lambda: small_config("CartPole-v1"), "agent_0"),
         (
             lambda: match_config("independent"),
-            r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]",
+            r"(?s)\['default_policy'\].*\['agent_0', 'agent_1'\]",
         ),
-        (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 sub-environments, this run has 3"),
-        (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "model_config.* was .4. in its run"),
+        (lambda: match_config().env_runners(num_envs_per_env_runner=3), r"(?s)\b2\b.*\b3\b"),
+        (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), r"(?s)model_config.*4"),
     ],
     ids=["spaces", "agents", "kind", "policies", "copies", "architecture"],
 )
@@ -120,16 +118,14 @@ def test_a_module_that_has_changed_its_architecture_is_named(tmp_path, monkeypat
     config = match_config().rl_module(rl_module_spec=RLModuleSpec(OfAnySize), model_config=None)
     saved = config.build_algo().save_to_path(tmp_path / "c")
     monkeypatch.setattr(OfAnySize, "size", 5)
-    with pytest.raises(CheckpointError, match=r"module 'default_policy' is of another architecture: its 'encoder\."):
+    with pytest.raises(CheckpointError, match=r"(?s)'default_policy'.*'encoder\."):
         config.build_algo().restore_from_path(saved)
 
 
 def test_a_mapping_function_without_a_name_has_to_be_passed_again(tmp_path):
     config = match_config().multi_agent(policy_mapping_fn=lambda agent_id, episode, **kw: "one")
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(
-        CheckpointError, match=r"policy_mapping_fn: the checkpoint was made with .*Pass the function again"
-    ) as caught:
+    with pytest.raises(CheckpointError, match="policy_mapping_fn") as caught:
         Algorithm.from_checkpoint(saved)
     one_line(caught)
     assert Algorithm.from_checkpoint(saved, config=config).get_module("one")
@@ -141,9 +137,7 @@ def test_an_environment_without_a_name_has_to_be_passed_again(tmp_path):
 
     config = small_config(Here)
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(
-        CheckpointError, match=r"env: the checkpoint was made with .*Here.*, which cannot be imported by name"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)\benv\b.*Here"):
         Algorithm.from_checkpoint(saved)
     assert Algorithm.from_checkpoint(saved, config=config).iteration == 0
 
@@ -163,7 +157,7 @@ def test_other_settings_without_a_name_are_named(tmp_path, setting):
     }
     config = match_config().update_from_dict({setting: values[setting]})
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=f"its setting {setting!r} was .*from_checkpoint\\(path, config=...\\)"):
+    with pytest.raises(CheckpointError, match=rf"(?s){setting!r}.*from_checkpoint\(path, config=...\)"):
         Algorithm.from_checkpoint(saved)
     assert Algorithm.from_checkpoint(saved, config=config).iteration == 0
 
@@ -182,19 +176,19 @@ def test_a_function_that_is_gone_is_named(tmp_path, monkeypatch):
     assert Algorithm.from_checkpoint(first).get_module("one")
     (tmp_path / "gone_later.py").unlink()
     monkeypatch.delitem(sys.modules, "gone_later")
-    with pytest.raises(CheckpointError, match="policy_mapping_fn of the checkpoint: there is no module 'gone_later'"):
+    with pytest.raises(CheckpointError, match=r"(?s)policy_mapping_fn.*'gone_later'"):
         Algorithm.from_checkpoint(first)
-    with pytest.raises(CheckpointError, match="setting 'env_to_module_connector': there is no module 'gone_later'"):
+    with pytest.raises(CheckpointError, match=r"(?s)'env_to_module_connector'.*'gone_later'"):
         Algorithm.from_checkpoint(second)
 
 
 def test_the_state_of_something_else_is_refused(tmp_path):
     save_state(tmp_path / "c", {"weights": 1})
-    with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
+    with pytest.raises(CheckpointError, match="Algorithm"):
         Algorithm.from_checkpoint(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="nothing is there"):
+    with pytest.raises(CheckpointError, match="nothing"):
         Algorithm.from_checkpoint(tmp_path / "d")
-    with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
+    with pytest.raises(CheckpointError, match="Algorithm"):
         match_config().build_algo().restore_from_path(tmp_path / "c")
 
 
@@ -216,9 +210,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
     algo = small_config(Forgetful).build_algo()
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")
-    with pytest.raises(
-        CheckpointError, match=r"sub-environment 0.*replaying the episode .* agent 'default_agent' to other data"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)sub-environment 0.*'default_agent'"):
         Algorithm.from_checkpoint(saved)
 
 
@@ -241,7 +233,7 @@ def test_an_environment_that_has_changed_since_is_noticed_by_what_it_shows(kind,
     else:
         step = cls.step
         monkeypatch.setattr(cls, "step", lambda self, actions: (backwards((new := step(self, actions))[0]), *new[1:]))
-    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' to other data"):
+    with pytest.raises(CheckpointError, match="replaying"):
         Algorithm.from_checkpoint(saved, config=config)
 
 
@@ -278,7 +270,7 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
     if fits:
         check_num_envs(state, config)
     else:
-        with pytest.raises(CheckpointError, match=f"but it has the episodes of {episodes}"):
+        with pytest.raises(CheckpointError, match=rf"\b{episodes}\b"):
             check_num_envs(state, config)
 
 
@@ -300,7 +292,7 @@ def test_an_untrusted_checkpoint_chooses_no_processes_and_no_cluster(saved, tmp_
         state.changed_settings = [name]
     save_state(tmp_path / "changed", state)
     config = Algorithm.from_checkpoint(saved).config.copy() if is_changed else None
-    with pytest.raises(CheckpointError, match=f"its {name} is {value!r}, and trusted=False starts no processes"):
+    with pytest.raises(CheckpointError, match=f"(?s){name}.*{value!r}.*trusted=False"):
         Algorithm.from_checkpoint(tmp_path / "changed", config=config, trusted=False)
 
 
@@ -316,6 +308,6 @@ def test_an_untrusted_checkpoint_sends_no_results_to_trackers(saved, tmp_path):
 def test_what_a_user_has_chosen_is_no_choice_of_the_checkpoint():
     config = match_config().env_runners(num_env_runners=2).resources(ray_address="auto")
     check_stays_here(config, {"num_env_runners": 2, "ray_address": "auto"})
-    with pytest.raises(CheckpointError, match="its ray_address is 'auto'"):
+    with pytest.raises(CheckpointError, match=r"(?s)ray_address.*'auto'"):
         check_stays_here(config, {"num_env_runners": 2, "ray_address": "10.0.0.5:6379"})
     check_stays_here(match_config(), {"num_env_runners": 2})

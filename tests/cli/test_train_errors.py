@@ -152,7 +152,7 @@ def test_a_bound_overstepped_late_in_a_run_does_not_stop_it(troubled):
 @pytest.mark.slow
 def test_who_makes_it_an_error_can_go_on_without_the_check(troubled):
     troubled("beyond")
-    with pytest.raises(EnvWarning, match=r"component 0 is 1\.25, not in \[-1\.0, 1\.0\]"):
+    with pytest.raises(EnvWarning, match=r"(?s)component 0.*1\.25.*\[-1\.0, 1\.0\]"):
         main([*TRAIN, "--out", "run"])
     troubled("beyond")
     assert main(["train", "--resume", "run", "--no-env-check"]) == 0

@@ -56,7 +56,7 @@ def test_whole_numbers_may_be_written_in_short(text, number):
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "nan", "inf", "x", ""])
 def test_other_numbers_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+    with pytest.raises(argparse.ArgumentTypeError, match="whole"):
         whole_number(text)
 
 
@@ -71,7 +71,7 @@ def test_numbers_above_those_of_64_bits_are_refused(text):
 
 def test_a_range_of_seeds_has_at_most_1000():
     assert seed_list("5-1004") == list(range(5, 1005))
-    with pytest.raises(ConfigError, match="at most 1000 seeds"):
+    with pytest.raises(ConfigError, match=r"\b1000 seeds"):
         seed_list("5-1005")
 
 

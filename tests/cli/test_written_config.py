@@ -203,15 +203,15 @@ def test_a_run_from_the_file_learns_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda config: config.callbacks(on_episode_end=lambda **kwargs: None), r"callbacks_on_episode_end=<function"),
+        (lambda config: config.callbacks(on_episode_end=lambda **kwargs: None), "callbacks_on_episode_end="),
         (lambda config: config.rl_module(rl_module_spec=RLModuleSpec(inference_only=True)), r"rl_module_spec=RLModule"),
         (lambda config: config.environment(observation_space=spaces.Discrete(3)), r"observation_space=Discrete\(3\)"),
-        (lambda config: config.environment(lambda env_config: None), r"env=<function"),
+        (lambda config: config.environment(lambda env_config: None), "env="),
         (
             lambda config: config.environment(env_config={"size": math.inf}),
-            r"env_config={'size': inf}.* only YAML has inf",
+            r"env_config={'size': inf}.*YAML",
         ),
-        (lambda config: config.environment(env_config={1: 2}), r"env_config={1: 2}.* keys that are not text"),
+        (lambda config: config.environment(env_config={1: 2}), r"env_config={1: 2}"),
         (lambda config: config.training(vf_clip_param=math.inf), "vf_clip_param=inf"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -219,7 +219,7 @@ def test_a_run_from_the_file_learns_the_same(tmp_path):
 def test_a_setting_that_no_file_can_hold_is_named(change, named, tmp_path):
     config = PPOConfig().environment("CartPole-v1")
     change(config)
-    with pytest.raises(ConfigError, match=rf"^PPOConfig.to_file: a file cannot hold {named}.*train --config FILE.py"):
+    with pytest.raises(ConfigError, match=f"(?s)^PPOConfig.to_file.*{named}.*--config.*FILE.py"):
         config.to_file(tmp_path / "run.json")
     assert list(tmp_path.iterdir()) == []
 
@@ -237,10 +237,10 @@ def test_other_files_configs_and_environments_are_refused(tmp_path):
 
     register_env("test_written_config", make)
     for config, name, message in (
-        (PPOConfig().environment("CartPole-v1"), "run.toml", r"ends in \.yaml, \.yml, \.json, but got"),
-        (OwnConfig().environment("CartPole-v1"), "run.yaml", "but not a OwnConfig"),
-        (PPOConfig(), "run.yaml", r"no environment. Call \.environment"),
-        (PPOConfig().environment("test_written_config"), "run.yaml", "cannot hold env='test_written_config'"),
+        (PPOConfig().environment("CartPole-v1"), "run.toml", r"(?s)\.yaml.*\.yml.*\.json"),
+        (OwnConfig().environment("CartPole-v1"), "run.yaml", "OwnConfig"),
+        (PPOConfig(), "run.yaml", r"\.environment"),
+        (PPOConfig().environment("test_written_config"), "run.yaml", "env='test_written_config'"),
     ):
         with pytest.raises(ConfigError, match=message):
             config.to_file(tmp_path / name)

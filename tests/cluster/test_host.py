@@ -37,14 +37,12 @@ def host(*arguments):
 def test_sys_exit_in_a_call_is_an_error(code, shown):
     outcome, payload = host()[0].call("leave", code)
     assert payload is None
-    with pytest.raises(
-        MarlConnectorsError, match=rf"EnvRunner0: sys\.exit\({shown}\) was called there.*Raise an error"
-    ):
+    with pytest.raises(MarlConnectorsError, match=rf"(?s)EnvRunner0.*sys\.exit\({shown}\)"):
         outcome.result("env runner 0")
 
 
 def test_sys_exit_while_the_object_is_made_is_an_error():
-    with pytest.raises(MarlConnectorsError, match=r"sys\.exit\('not here'\) was called there"):
+    with pytest.raises(MarlConnectorsError, match=r"sys\.exit\('not here'\)"):
         host(True)[1].result("env runner 0")
 
 
@@ -67,5 +65,5 @@ def test_an_error_that_cannot_be_unpickled_here_is_shown_as_text():
         .replace(b"builtins", b"absentee")
         .replace(b"ZeroDivisionError", b"RemoteOnlyProblem")
     )
-    with pytest.raises(MarlConnectorsError, match=r"env runner 0: an error was raised there\.\nthe traceback"):
+    with pytest.raises(MarlConnectorsError, match=r"runner 0.*\nthe traceback"):
         Outcome(error=error, where="the traceback").result("env runner 0")

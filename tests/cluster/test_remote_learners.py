@@ -173,9 +173,7 @@ def test_an_error_of_a_function_leaves_the_learners_as_they_are(remote):
         seen.append(processes(group))
         with pytest.raises(ZeroDivisionError):  # in one of them
             group.foreach_learner(lambda learner: 1 / learner.ranks.rank)
-        with pytest.raises(
-            ConfigError, match=r"foreach_learner: the function's result cannot be sent .*'_thread\.lock'"
-        ):
+        with pytest.raises(ConfigError, match=r"(?s)foreach_learner.*'_thread\.lock'"):
             group.foreach_learner(lambda learner: threading.Lock())
         check_learners(group, algo, number)
 
@@ -278,7 +276,7 @@ class Failing(PPOLearner):
 def test_what_needs_the_whole_batch_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(ray_cluster, "import_ray", None)
     config = life_config().multi_agent(policies_to_train=lambda module_id, batch: True).learners(num_learners=2)
-    with pytest.raises(LearnerError, match="policies_to_train: the function reads the train batch"):
+    with pytest.raises(LearnerError, match="policies_to_train"):
         config.build_algo()
 
 
@@ -321,7 +319,7 @@ def test_without_restarts_a_lost_learner_ends_the_run(cluster):
     algo, group = group_of(learners, life_config())
     group.update(episodes=algo._sample().episodes())
     os.kill(processes(group)[0], signal.SIGKILL)
-    with pytest.raises(ActorLost, match=r"learner 0 has died \(ActorDiedError\)\. Set restart_failed_env_runners=True"):
+    with pytest.raises(ActorLost, match=r"(?s)learner 0.*\(ActorDiedError\).*restart_failed_env_runners=True"):
         group.update(episodes=algo._sample().episodes())
     group.stop()
     algo.stop()

@@ -330,7 +330,7 @@ def test_in_any_other_pipeline_the_list_holds_longer_episodes_afterwards():
     assert (len(source), source.is_truncated) == (2, False)
     assert batch["loss_mask"] == {("x",): [True, True, False]}
     assert batch["numbered"] == {("x",): [0.5, 101.5, 200.0]}
-    with pytest.raises(ConnectorError, match=r"expected a list of episodes, .* got tuple. Pass list\(episodes\)"):
+    with pytest.raises(ConnectorError, match=r"list\(episodes\)"):
         AddOneTsToEpisodesAndTruncate()(rl_module=None, batch={}, episodes=(source,))
 
 

@@ -40,22 +40,22 @@ def test_the_agents_number_is_appended():
 
 
 def test_agents_without_a_number_are_errors():
-    with pytest.raises(ConfigError, match="agent 'a' has no number"):
+    with pytest.raises(ConfigError, match="agent 'a'"):
         AgentIdEncoding(BOTH, None, multi_agent=True, agent_ids=["b"])
-    with pytest.raises(ConnectorError, match=r"agent 'bb' has no number.*Did you mean 'b'"):
+    with pytest.raises(ConnectorError, match=r"(?s)'bb'.*'b'"):
         newest_of(AgentIdEncoding(BOTH, None, multi_agent=True), of("bb", np.array([1.0]), BOTH["a"]))
 
 
 @pytest.mark.parametrize("agent_ids", ["ab", ["a", "a"], []])
 def test_agent_ids_are_a_list_without_repeats(agent_ids):
-    with pytest.raises(ConfigError, match="agent_ids must be a list of one or more different agent ids"):
+    with pytest.raises(ConfigError, match="agent_ids"):
         AgentIdEncoding(agent_ids=agent_ids)
 
 
 def test_one_agent_needs_no_number_and_only_flat_observations_are_taken():
-    with pytest.raises(ConfigError, match="is for several agents"):
+    with pytest.raises(ConfigError, match="several"):
         AgentIdEncoding(BOTH["a"], None)
-    with pytest.raises(ConfigError, match=r"those of agent 'a' are Discrete\(2\). Put FlattenObservations before it"):
+    with pytest.raises(ConfigError, match=r"(?s)'a'.*Discrete\(2\).*FlattenObservations"):
         AgentIdEncoding(spaces.Dict({"a": spaces.Discrete(2)}), None, multi_agent=True)
 
 

@@ -54,20 +54,18 @@ def test_items_of_a_train_batch_stay_together():
 
 
 def test_an_unknown_module_is_named_together_with_its_agent():
-    with pytest.raises(
-        MappingError, match=r"agent 'a' maps to module 'reed', but there is only 'red', 'green', 'blue'"
-    ):
+    with pytest.raises(MappingError, match=r"(?s)'a'.*'reed'.*'red'.*'green'.*'blue'"):
         there({"obs": {("e", "a", "reed"): [0]}}, {})
 
 
 def test_too_few_rows_from_a_module_are_an_error():
     shared_data = {MAPPING: {"red": [("e", "a", "red"), ("e", "b", "red")]}}
-    with pytest.raises(ConnectorError, match="module 'red' output 1 rows of 'actions' for 2 agents"):
+    with pytest.raises(ConnectorError, match=r"(?s)'red'.*\b1\b.*'actions'.*\b2\b"):
         back({"red": {"actions": np.zeros(1)}}, shared_data)
 
 
 def test_unmapping_without_mapping_says_what_is_missing():
-    with pytest.raises(ConnectorError, match="needs the shared_data that AgentToModuleMapping wrote"):
+    with pytest.raises(ConnectorError, match=r"(?s)shared_data.*AgentToModuleMapping"):
         back({"red": {"actions": np.zeros(1)}}, {})
 
 

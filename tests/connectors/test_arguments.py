@@ -55,9 +55,9 @@ def test_a_constructor_of_its_own_decides_what_it_passes_on():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "Scale: the argument 'offset' is missing"),
-        ({"offset": 1.0, "factor": 0}, "Scale: factor: expected a number above 0, got 0"),
-        ({"offset": 1.0, "facto": 1}, "Scale: unknown argument 'facto'. Did you mean 'factor'"),
+        ({}, r"(?s)Scale.*'offset'"),
+        ({"offset": 1.0, "factor": 0}, r"(?s)Scale.*\bfactor\b.*\b0\b"),
+        ({"offset": 1.0, "facto": 1}, r"(?s)Scale.*'facto'.*'factor'"),
     ],
 )
 def test_wrong_arguments_are_errors_that_name_the_piece(given, message):

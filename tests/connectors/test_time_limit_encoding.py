@@ -96,7 +96,7 @@ def test_a_policy_counts_the_steps_of_each_agent_and_begins_anew_after_reset(tmp
         policy(nothing, "agent_0")
         policy.actions({"agent_0": nothing, "agent_1": nothing})
         assert seen == [[0.0], [0.25], [0.5, 0.0]]
-    with pytest.raises(EpisodeError, match="whose earlier steps it remembers"):
+    with pytest.raises(EpisodeError, match="remembers"):
         policy(np.stack([nothing] * 3), "agent_0")
 
 
@@ -124,13 +124,13 @@ def test_the_space_has_the_time_in_it():
 
 @pytest.mark.parametrize("max_steps", [0, -1, 2.0, True, None, "5"])
 def test_the_time_limit_is_a_whole_number(max_steps):
-    with pytest.raises(ConfigError, match="max_steps: expected a whole number from 1, got"):
+    with pytest.raises(ConfigError, match="max_steps"):
         TimeLimitEncoding(max_steps=max_steps)
 
 
 def test_only_flat_observations_are_taken():
-    with pytest.raises(ConfigError, match=r"but they are Discrete\(2\). Put FlattenObservations before it"):
+    with pytest.raises(ConfigError, match=r"(?s)Discrete\(2\).*FlattenObservations"):
         TimeLimitEncoding(spaces.Discrete(2), max_steps=4)
     several = spaces.Dict({"a": spaces.Discrete(2)})
-    with pytest.raises(ConfigError, match=r"those of agent 'a' are Discrete\(2\)"):
+    with pytest.raises(ConfigError, match=r"(?s)'a'.*Discrete\(2\)"):
         TimeLimitEncoding(several, multi_agent=True, max_steps=4)

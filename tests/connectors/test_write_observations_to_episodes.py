@@ -48,17 +48,15 @@ def test_a_plain_list_has_one_item_for_each_episode():
 def test_what_cannot_be_written_is_an_error():
     (episode,) = play(HISTORY, MAPPING)
     piece = WriteObservationsToEpisodes()
-    with pytest.raises(ConnectorError, match="the batch has no 'obs'"):
+    with pytest.raises(ConnectorError, match="'obs'"):
         piece(rl_module=None, batch={}, episodes=[episode])
-    with pytest.raises(
-        ConnectorError, match=r"expected one item of 'obs' for each of 3 acting agents, but there are 1"
-    ):
+    with pytest.raises(ConnectorError, match=r"(?s)'obs'.*\b3\b.*\b1\b"):
         piece(rl_module=None, batch={"obs": {("e0", "a", "red"): [np.zeros(2)]}}, episodes=[episode])
-    with pytest.raises(ConnectorError, match="2 items of 'obs', but 3 acting agents"):
+    with pytest.raises(ConnectorError, match=r"(?s)\b2\b.*'obs'.*\b3\b"):
         piece(rl_module=None, batch={"obs": [1, 2]}, episodes=[episode])
     group = newest([episode])
-    with pytest.raises(ConnectorError, match="the batch has no 'obs'"):
+    with pytest.raises(ConnectorError, match="'obs'"):
         piece.columns(group, ARRAYS)
     group["obs"] = torch.zeros(3, 2)
-    with pytest.raises(ConnectorError, match="expected arrays in 'obs', got tensors"):
+    with pytest.raises(ConnectorError, match="'obs'"):
         piece.columns(group, ARRAYS)

@@ -149,7 +149,7 @@ def test_check_env_plays_by_the_masks(kind, in_info):
 
 def test_wrong_masks_of_parts_are_named():
     seen = spaces.Dict({"observation": SEEN, "action_mask": spaces.Dict({"goo": FLAGS[0]})})
-    with pytest.raises(ConfigError, match=r"must have a dict like the action's, with for part 'go' 3 numbers"):
+    with pytest.raises(ConfigError, match=r"(?s)'go'.*\b3\b"):
         ActionMasking(seen, DICT)
 
     class Wrong(Strict):
@@ -159,5 +159,5 @@ def test_wrong_masks_of_parts_are_named():
 
     config = small_config(lambda: Wrong(in_info=True)).environment(disable_env_checking=True)
     algo = config.env_runners(env_to_module_connector=lambda *_: ActionMasking()).build_algo()
-    with pytest.raises(ConnectorError, match=r"info of agent 'u' has a mask of shape .*go.*\(2,\).*for part 'go' 3"):
+    with pytest.raises(ConnectorError, match=r"(?s)'u'.*\(2,\).*'go'.*\b3\b"):
         algo.env_runner.sample(num_timesteps=2)

@@ -126,7 +126,7 @@ def test_a_chunks_lookback_and_a_successor_that_is_played_on_by_hand():
     mine.add_env_step(np.zeros(2, np.float32), 2, 0.0, extra_model_outputs=outputs)
     got = np.array(mine.get_actions([-1, 0], neg_index_as_lookback=True, one_hot_discrete=True))
     np.testing.assert_array_equal(got, np.eye(3)[[sent[4], 2]])
-    with pytest.raises(EpisodeError, match=r"the action leaves its space, Discrete\(3\): it is 7"):
+    with pytest.raises(EpisodeError, match=r"(?s)Discrete\(3\).*\b7\b"):
         mine.add_env_step(np.zeros(2, np.float32), 7, 0.0, extra_model_outputs=outputs)
 
 

@@ -145,14 +145,14 @@ def test_a_learner_piece_adds_observations_as_for_rllib(part):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (lambda episode: slice(0, len(episode) - 1), r"2 items of 'obs' for episode \(.*'a'.*\), expected 3: a train"),
-        (lambda episode: None, r"4 items of 'obs' for episode .*, expected 3: .* each i in range\(len\(episode\)\)"),
+        (lambda episode: slice(0, len(episode) - 1), r"\b2\b.*'obs'.*'a'.*\b3\b"),
+        (lambda episode: None, r"\b4\b.*'obs'.*\b3\b.*range\(len\(episode\)\)"),
     ],
 )
 def test_observations_that_are_too_few_or_too_many_are_an_error_that_says_how_many_to_add(part, message):
     """Too few could not be bootstrapped from."""
     algorithm = config(lambda env_config: MortalEnv()).learners(learner_connector=lambda: AddsObservations(part))
-    with pytest.raises(ConnectorError, match=rf"AddsObservations.*: {message}"):
+    with pytest.raises(ConnectorError, match=rf"AddsObservations.*{message}"):
         algorithm.build_algo().train()
 
 

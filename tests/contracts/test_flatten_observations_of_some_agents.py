@@ -125,11 +125,11 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
 
 
 def test_agents_of_one_module_must_not_differ():
-    with pytest.raises(MappingError, match=r"agents 'x' and 'y' both map to module 'flat', but their observation sp"):
+    with pytest.raises(MappingError, match=r"(?s)'x'.*'y'.*'flat'"):
         config(mapping=lambda agent, episode, **kwargs: "dict" if agent in ("z", "late") else "flat").build_algo()
 
 
 def test_a_late_joiner_that_nobody_named_and_who_is_mapped_to_a_module_of_flat_ones_is_an_error():
     algo = config(mapping=lambda agent, episode, **kwargs: "flat" if agent in ("x", "late") else "dict").build_algo()
-    with pytest.raises(ConnectorError, match=r"agent_ids names 'x', but not 'late', whose spaces are the same"):
+    with pytest.raises(ConnectorError, match=r"(?s)agent_ids.*'x'.*'late'"):
         algo.env_runner.sample()

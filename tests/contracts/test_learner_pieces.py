@@ -218,7 +218,7 @@ def test_a_late_piece_that_drops_info_dicts_is_an_error():
     pipeline = learner_pipeline([AddInfosFromEpisodesToTrainBatch()], multi_agent=False)
     pipeline.append(Drops())
     batch = ColumnBatch([ColumnGroup(rows_of_episodes([chunk()], ["default_policy"]))])
-    with pytest.raises(ConnectorError, match=r"Drops.*: 3 info dicts, but the batch has 4 rows"):
+    with pytest.raises(ConnectorError, match=r"(?s)Drops.*\b3\b.*\b4\b"):
         pipeline.run(batch, rl_module=value_module(), episodes=[])
 
 
@@ -262,13 +262,13 @@ def test_later_pieces_keep_changed_rewards():
 
 @pytest.mark.parametrize("setting", [{"scale": np.nan}, {"shift": float("inf")}, {"scale": "2"}, {"shift": None}])
 def test_a_scale_that_is_no_number_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"ScaleRewards: {next(iter(setting))}: expected a number"):
+    with pytest.raises(ConfigError, match=f"(?s)ScaleRewards.*{next(iter(setting))}"):
         ScaleRewards(**setting)
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.5, "x", None])
 def test_a_discount_that_is_none_is_an_error(gamma):
-    with pytest.raises(ConfigError, match="ComputeReturnsToGo: gamma: expected a number from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"(?s)ComputeReturnsToGo.*\bgamma\b"):
         ComputeReturnsToGo(gamma=gamma)
 
 

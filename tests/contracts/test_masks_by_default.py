@@ -149,14 +149,14 @@ def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path
             acts(observations[agent], agent)
         acts.reset()
         for agent in in_infos:
-            with pytest.raises(ConnectorError, match=rf"action masks of 1 agent \({agent}\) are in infos, under 'act"):
+            with pytest.raises(ConnectorError, match=rf"(?s)\b1\b.*\({agent}\).*'act"):
                 acts(observations[agent], agent)
         if in_infos:
             names = re.escape(f"{len(in_infos)} agent{'s' * (len(in_infos) > 1)} ({', '.join(in_infos)})")
-            with pytest.raises(ConnectorError, match=rf"action masks of {names} are in infos"):
+            with pytest.raises(ConnectorError, match=names):
                 acts.actions(observations)
             for without in ({}, {in_infos[-1]: None}, {a: infos[a] for a in infos if a != in_infos[-1]}):
-                with pytest.raises(ConnectorError, match=rf"action masks of .*{in_infos[-1]}\) are in infos"):
+                with pytest.raises(ConnectorError, match=f"{in_infos[-1]}"):
                     acts.actions(observations, infos=without)
         acts.actions(observations, infos=infos)
         acts.actions(observations, infos={agent: {} for agent in infos})  # as the environment says that all is allowed
@@ -177,10 +177,10 @@ def test_exported_programs_refuse_the_same_calls_without_infos(tmp_path):
     observations, _ = env.reset(seed=0)
     for agent, place in env.places.items():
         if place == "info":
-            with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos, under 'action_mask'"):
+            with pytest.raises(ValueError, match=f"(?s)'{agent}'.*'action_mask'"):
                 acts(observations[agent], agent)
             for infos in (None, {}, {agent: None}):
-                with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos"):
+                with pytest.raises(ValueError, match=f"'{agent}'"):
                     acts.actions({agent: observations[agent]}, infos=infos)
             assert agent in acts.actions({agent: observations[agent]}, infos={agent: {}})
         else:
@@ -224,5 +224,5 @@ def test_without_masks_these_environments_raise(kind):
         config, _ = run_of(kind, number)
         with config.environment(action_mask_key=None).build_algo() as algo:
             assert "are ignored" in str(algo.masking)
-            with pytest.raises(EnvError, match=r"forbids it|illegal move"):
+            with pytest.raises(EnvError, match=r"forbids|illegal"):
                 algo.env_runner.sample(num_timesteps=300)

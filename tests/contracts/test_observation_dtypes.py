@@ -67,7 +67,7 @@ def test_observations_may_have_no_numbers(algorithm, tmp_path):
 
 
 def test_critics_of_joint_observations_need_numbers():
-    with pytest.raises(ConfigError, match=r"expected a space with at least one number, got Box\(0,\) float32"):
+    with pytest.raises(ConfigError, match=r"(?s)Box\(0,\).*float32"):
         config_of(MAPPOConfig, NOTHING, spaces.Discrete(3)).build_algo()
 
 

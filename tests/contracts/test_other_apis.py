@@ -55,7 +55,7 @@ class WithListsOfSpaces(TwoInOne):
 
 @pytest.mark.parametrize("env", [TwoInOne, WithListsOfFlags, WithoutInfos, WithListsOfSpaces])
 def test_several_agents_in_one_gymnasium_environment_are_told_to_become_a_parallel_env(env):
-    with pytest.raises(EnvError, match=r"2 agents in one Gymnasium environment: make it a PettingZoo ParallelEnv\."):
+    with pytest.raises(EnvError, match=r"(?s)\b2\b.*Gymnasium.*PettingZoo.*ParallelEnv"):
         build(env)
 
 
@@ -83,7 +83,7 @@ class Rewards(gymnasium.Env):
 
 
 VECTORS = [np.zeros(3), [0.0, 0.0, 1.0], (1.0, 2.0, 3.0)]
-HINT = "A reward is one number, not 3.*several objectives have to be weighed into one number in a wrapper"
+HINT = r"(?s)\b3\b.*objectives"
 
 
 @pytest.mark.parametrize("reward", VECTORS)
@@ -99,7 +99,7 @@ def test_vector_rewards_are_told_to_be_weighed(reward):
 
 
 def test_one_bad_number_is_not_taken_for_several():
-    with pytest.raises(EnvError, match=r"is nan, not a finite number\. Rewards must be finite numbers: return"):
+    with pytest.raises(EnvError, match=r"(?s)\bnan\b.*Rewards"):
         build(lambda: Rewards(float("nan")))
 
 
@@ -127,7 +127,7 @@ def test_an_environment_of_the_old_gym_is_named_as_such(gym):
     class OldEnv(gym.Env):
         pass
 
-    words = "OldEnv is an environment of the old package gym.*shimmy.openai_gym_compatibility.GymV26CompatibilityV0"
+    words = r"(?s)OldEnv.*shimmy.openai_gym_compatibility.GymV26CompatibilityV0"
     with pytest.raises(EnvError, match=words):
         make_env(OldEnv)
     register_env("old", lambda config: OldEnv())
@@ -139,7 +139,7 @@ def test_a_space_of_the_old_gym_is_named_as_such(gym):
     class OldSpace(gymnasium.Env):
         observation_space, action_space = gym.Space(), spaces.Discrete(2)
 
-    with pytest.raises(EnvError, match="It is a space of the old package gym"):
+    with pytest.raises(EnvError, match="gym"):
         build(OldSpace)
 
 
@@ -152,13 +152,9 @@ def test_four_values_from_step_and_one_from_reset_are_named_as_those_of_the_old_
         def reset(self, *, seed=None, options=None):
             return np.zeros(2, np.float32)
 
-    with pytest.raises(
-        EnvError, match=r"step\(\) returned 4 values\. Return 5: .*Four values are those of gym before 0\.26"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)step\(\).*\b4\b.*\b5\b.*0\.26"):
         build(lambda: OldStep(0.0))
-    with pytest.raises(
-        EnvError, match=r"reset\(\) returned array.*In gym before 0\.26, reset\(\) returned the observation alone"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)reset\(\).*0\.26.*reset\(\)"):
         build(lambda: OldReset(0.0))
 
 
@@ -167,7 +163,7 @@ def test_four_values_from_step_and_one_from_reset_are_named_as_those_of_the_old_
 
 @pytest.mark.parametrize("name", ["MyEnv-v0", "my_games/MyEnv-v3"])
 def test_an_id_that_is_not_registered_yet_gets_a_hint_to_name_its_package(name):
-    with pytest.raises(EnvError, match=f'name that too: "its_package:{name}"'):
+    with pytest.raises(EnvError, match=f'"its_package:{name}"'):
         make_env(name)
 
 
@@ -176,7 +172,7 @@ def test_an_id_that_a_maker_asks_gymnasium_for_gets_the_same_hint(name):
     def make():
         return gymnasium.make(name)
 
-    with pytest.raises(EnvError, match=r"test_other_apis\.py:\d+ in make\)\. If a package registers that id") as info:
+    with pytest.raises(EnvError, match=r"test_other_apis\.py:\d+") as info:
         make_env(make)
     assert isinstance(info.value.__cause__, gymnasium.error.UnregisteredEnv)
     assert '"its_package:MyEnv-v0"' in str(info.value)

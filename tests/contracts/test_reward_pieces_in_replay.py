@@ -87,11 +87,11 @@ def test_targets_add_up_the_changed_rewards(seed):
 def test_a_piece_of_a_user_changes_the_only_reward_of_a_target_and_is_refused_for_several():
     changed, before = drawn_rewards(DQNConfig, 0, 1, pieces=[AddOne()]), drawn_rewards(DQNConfig, 0, 1)
     np.testing.assert_allclose(changed["default_policy"], before["default_policy"] + 1)
-    with pytest.raises(ConnectorError, match="n_step=3 the targets need the same change of later rewards"):
+    with pytest.raises(ConnectorError, match="n_step=3"):
         drawn_rewards(DQNConfig, 0, 3, pieces=[AddOne()])
 
 
 @pytest.mark.parametrize("cls", [*ALGORITHMS, QMIXConfig])
 def test_normalized_rewards_need_whole_episodes(cls):
-    with pytest.raises(LearnerError, match=r"NormalizeRewards measures .* use ScaleRewards\(scale="):
+    with pytest.raises(LearnerError, match=r"(?s)NormalizeRewards.*ScaleRewards.*scale="):
         drawn_rewards(cls, 0, 1, pieces=[NormalizeRewards()])

@@ -204,7 +204,7 @@ def one_for_all(outputs):
 
 
 FAULTS = {
-    no_state: r"(put out|output|returned) no 'state_out'",
+    no_state: "no 'state_out'",
     no_time: "'action_dist_inputs'",
     state_with_time: r"'state_out'.*1, 4",
     other_keys: "'state_out'.*'g'",
@@ -238,7 +238,7 @@ def test_a_length_of_sequences_that_makes_no_sense_is_an_error(length):
     spec = specs()["gru"]
     spec.model_config["max_seq_len"] = length
     algo = config_of(policies={"gru": spec}, spaces_of={}, mapping=among("gru")).build_algo()
-    with pytest.raises(ConnectorError, match=f"module 'gru': max_seq_len.*not {length!r}"):
+    with pytest.raises(ConnectorError, match=f"(?s)'gru'.*max_seq_len.*{length!r}"):
         algo.train()
 
 
@@ -246,7 +246,7 @@ def test_a_length_of_sequences_that_makes_no_sense_is_an_error(length):
 def test_a_stateful_module_without_the_pieces_for_it_is_named(missing):
     runner = config_of().build_algo().env_runner
     runner.env_to_module.remove(missing)
-    with pytest.raises(ModuleError, match=r"it is stateful.*'state_in'.*AddTimeDimToBatchAndZeroPad"):
+    with pytest.raises(ModuleError, match=r"(?s)'state_in'.*AddTimeDimToBatchAndZeroPad"):
         runner.sample()
 
 
@@ -263,5 +263,5 @@ def test_a_module_whose_states_are_wrong_is_named_also_if_it_comes_later():
     )
     runner = config.build_algo().env_runner
     runner.sample(num_timesteps=3)
-    with pytest.raises(ConnectorError, match=r"module 'gru': its 'state_out' has the shapes \{'h': \(1, 4\)\}"):
+    with pytest.raises(ConnectorError, match=r"(?s)'gru'.*'state_out'.*\{'h': \(1, 4\)\}"):
         runner.sample(num_timesteps=6)

@@ -296,9 +296,9 @@ def test_states_without_sequences_are_an_error_on_items_and_columns():
     episodes = play(HISTORY, dict.fromkeys("abcd", "gru"), modules)
     pipeline = ppo_pipeline()
     pipeline.remove("AddTimeDimToBatchAndZeroPad")
-    with pytest.raises(ConnectorError, match=r"no sequences yet.*AddTimeDimToBatchAndZeroPad"):
+    with pytest.raises(ConnectorError, match="AddTimeDimToBatchAndZeroPad"):
         pipeline(rl_module=modules, batch={}, episodes=copy.deepcopy(episodes))
-    with pytest.raises(ConnectorError, match=r"no sequences yet.*AddTimeDimToBatchAndZeroPad"):
+    with pytest.raises(ConnectorError, match="AddTimeDimToBatchAndZeroPad"):
         pipeline.run(train_columns(episodes, modules), rl_module=modules, episodes=episodes)
 
 
@@ -313,7 +313,7 @@ def test_states_without_sequences_are_an_error_on_items_and_columns():
 def test_state_pieces_in_the_wrong_order_are_an_error(earlier, later):
     pipeline = learner_pipeline(multi_agent=True, stateful=True)
     piece = pipeline.remove(later)
-    with pytest.raises(ConfigError, match=f"{earlier} is placed before {later}"):
+    with pytest.raises(ConfigError, match=f"(?s){earlier}.*{later}"):
         pipeline.insert_after(earlier, piece)
 
 
@@ -331,9 +331,9 @@ def test_the_state_before_a_cut_that_was_not_kept_is_an_error_on_items_and_colum
         },
     )
     pipeline = ppo_pipeline()
-    with pytest.raises(ConnectorError, match=r"AddStates.*needs state_out of the last step.*episode_lookback_horizon"):
+    with pytest.raises(ConnectorError, match=r"(?s)AddStates.*state_out.*episode_lookback_horizon"):
         pipeline(rl_module=modules, batch={}, episodes=[copy.deepcopy(rest)])
-    with pytest.raises(ConnectorError, match=r"AddStates.*needs state_out of the last step.*episode_lookback_horizon"):
+    with pytest.raises(ConnectorError, match=r"(?s)AddStates.*state_out.*episode_lookback_horizon"):
         pipeline.run(train_columns([rest], modules), rl_module=modules, episodes=[rest])
 
 
@@ -376,5 +376,5 @@ def test_sequences_that_lack_steps_are_an_error_that_says_how_many_there_must_be
     pipeline = learner_pipeline(multi_agent=True, stateful=True)
     pipeline.remove("AddTimeDimToBatchAndZeroPad")
     pipeline.insert_before("AddStatesFromEpisodesToBatch", TooShort(as_learner_connector=True))
-    with pytest.raises(ConnectorError, match=r"TooShort.*have 5 steps, expected 6.*AddOneTsToEpisodesAndTruncate"):
+    with pytest.raises(ConnectorError, match=r"(?s)TooShort.*\b5\b.*\b6\b.*AddOneTsToEpisodesAndTruncate"):
         pipeline.run(train_columns(episodes, modules), rl_module=modules, episodes=episodes)

@@ -226,7 +226,7 @@ def test_a_module_that_acts_later_is_checked_at_its_first_turn():
     config = config_of(lambda: ScriptedAEC(beats), pieces=[Shortens], copies=1, policies="independent")
     runner = config.environment(disable_env_checking=True).build_algo().env_runner
     runner.sample(num_timesteps=2)
-    with pytest.raises(ModuleError, match=r"module 'b': it was built for .* observations of shape \(1,\)"):
+    with pytest.raises(ModuleError, match=r"(?s)'b'.*\(1,\)"):
         runner.sample(num_timesteps=1)
 
 

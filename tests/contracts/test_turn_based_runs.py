@@ -385,15 +385,13 @@ def test_an_observation_that_does_not_fit_is_named():
             return np.zeros(2 + (self.t == 2), np.int64)
 
     runner = runner_of(lambda: Grows([Beat("a"), Beat("b"), Beat("a")]), num_envs=1, disable_env_checking=True)
-    with pytest.raises(
-        EnvError, match=r"sub-environment 0, episode 0, step 2, agent 'a': the observation leaves its space"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)sub-environment 0.*episode 0.*step 2.*'a'"):
         runner.sample(num_timesteps=2)
 
 
 def test_a_smoke_test_finds_what_is_wrong_before_training():
-    with pytest.raises(EnvError, match=r"smoke test with random actions: sub-environment 0, .* raised IndexError"):
+    with pytest.raises(EnvError, match=r"(?s)sub-environment 0.*IndexError"):
         runner_of(lambda: ScriptedAEC([Beat("a"), Beat("b")]))
     beats = [Beat("a", {"a": 1}), Beat("b", {"b": np.nan}), Beat("a")]
-    with pytest.raises(EnvError, match="step 1: the reward of agent 'b' is nan, not a finite number"):
+    with pytest.raises(EnvError, match=r"(?s)step 1.*'b'.*\bnan\b"):
         runner_of(lambda: ScriptedAEC(beats))

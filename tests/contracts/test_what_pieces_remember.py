@@ -28,14 +28,14 @@ def test_the_same_rows_are_held_against_other_modules_anew():
     piece, rows = AgentToModuleMapping(), newest_rows()
     for _ in range(2):
         piece.columns(ColumnGroup(rows).within(rl_module=make_modules()), ARRAYS)
-    with pytest.raises(MappingError, match=r"agent 'c' maps to module 'blue', but there is only 'red', 'green'"):
+    with pytest.raises(MappingError, match=r"(?s)'c'.*'blue'.*'red'.*'green'"):
         piece.columns(ColumnGroup(rows).within(rl_module=make_modules(module_ids=MODULES[:2])), ARRAYS)
 
 
 def test_other_rows_are_held_against_the_same_modules_anew():
     piece, modules = AgentToModuleMapping(), make_modules(module_ids=MODULES[:1])
     piece.columns(ColumnGroup(newest_rows(dict.fromkeys("abcd", "red"))).within(rl_module=modules), ARRAYS)
-    with pytest.raises(MappingError, match=r"maps to module 'green', but there is only 'red'"):
+    with pytest.raises(MappingError, match=r"(?s)'green'.*'red'"):
         piece.columns(ColumnGroup(newest_rows(dict.fromkeys("abcd", "green"))).within(rl_module=modules), ARRAYS)
 
 

@@ -231,13 +231,13 @@ def test_steps_by_hand_with_outputs_of_a_module_hold_its_actions(output):
 def test_actions_outside_their_space_are_named(space, bad, tmp_path):
     good = space.low if isinstance(space, spaces.Box) else 2
     episode = by_hand(space, [np.asarray(good), np.asarray(bad, space.dtype)])
-    with config_for(space).build_algo() as algo, pytest.raises(EpisodeError, match=r"game.*agent 'a', step 1: .*0"):
+    with config_for(space).build_algo() as algo, pytest.raises(EpisodeError, match=r"(?s)'a'.*step 1.*\b0\b"):
         algo.learner.update(episodes=[episode])
     with EpisodeWriter(tmp_path) as writer:
         writer.write([episode])
     with (
         config_for(space, BCConfig).offline_data(input_=tmp_path).build_algo() as algo,
-        pytest.raises(OfflineDataError, match=r"episodes-000000.*'game'.*agent 'a'.*env step 1.*action"),
+        pytest.raises(OfflineDataError, match=r"(?s)episodes-000000.*'game'.*'a'.*step 1"),
     ):
         algo.train()
 
@@ -257,7 +257,7 @@ def test_a_replay_buffer_of_a_run_holds_the_actions_of_modules():
 def test_a_replay_buffer_alone_refuses_actions_of_several_kinds():
     space, buffer = spaces.Discrete(3, start=2), EpisodeReplayBuffer(100)
     buffer.add([by_hand(space, [2, 3])])
-    with pytest.raises(EpisodeError, match="several kinds: env, normalized"):
+    with pytest.raises(EpisodeError, match="normalized"):
         buffer.add(with_module_actions([by_hand(space, [2, 3])]))
 
 

@@ -36,15 +36,15 @@ UNUSABLE = [None, "1", float("nan"), float("inf"), [1, 2], 10**400, {"a": 1}]
 @pytest.mark.parametrize("reward", UNUSABLE, ids=repr)
 def test_a_reward_is_one_finite_number(reward):
     episode, both = alone(), game()
-    with pytest.raises(EpisodeError, match="must be one finite number"):
+    with pytest.raises(EpisodeError, match="finite"):
         episode.add_env_step(9, 9, reward)
-    with pytest.raises(EpisodeError, match=r"agent 'a': a reward must be one finite number"):
+    with pytest.raises(EpisodeError, match="agent 'a'"):
         both.add_env_step({"a": 2, "b": 2}, {"a": 1}, {"a": reward})
     for as_arrays in (False, True):
         episode = alone().to_numpy() if as_arrays else alone()
-        with pytest.raises(EpisodeError, match="must be one finite number"):
+        with pytest.raises(EpisodeError, match="finite"):
             episode.set_rewards(new_data=reward, at_indices=0)
-        with pytest.raises(EpisodeError, match="must be one finite number"):
+        with pytest.raises(EpisodeError, match="finite"):
             episode.set_rewards(new_data=[1.0, reward, 1.0])
     assert len(episode) == 3 and both.env_t == 1
 
@@ -82,12 +82,12 @@ def test_a_step_that_fails_changes_nothing(wrong):
 
 def test_a_single_agents_step_or_reset_that_fails_changes_nothing():
     episode = alone()
-    with pytest.raises(EpisodeError, match="infos must be a dict, but int came"):
+    with pytest.raises(EpisodeError, match="infos"):
         episode.add_env_step(9, 9, 1.0, 5)
     episode.validate()
     assert len(episode) == 3
     fresh = MultiAgentEpisode()
-    with pytest.raises(EpisodeError, match=r"agent 'b': infos must be a dict"):
+    with pytest.raises(EpisodeError, match=r"(?s)'b'.*\binfos\b"):
         fresh.add_env_reset(observations={"a": 0, "b": 0}, infos={"b": 3})
     fresh.add_env_reset(observations={"a": 0, "b": 0})
 
@@ -107,23 +107,23 @@ def test_a_mapping_function_that_fails_changes_nothing():
 def test_spaces_are_checked_when_that_is_on():
     small = Box(0, 1, (2,))
     episode = MultiAgentEpisode(observation_space=small, action_space={"a": Discrete(2)}, check_spaces=True)
-    with pytest.raises(EpisodeError, match=r"agent 'a', env step 0: the observation leaves its space, Box\(2,\)"):
+    with pytest.raises(EpisodeError, match=r"(?s)'a'.*step 0.*Box\(2,\)"):
         episode.add_env_reset(observations={"a": np.full(2, 9.0)})
     good = np.zeros(2)
     episode.add_env_reset(observations={"a": good})
-    with pytest.raises(EpisodeError, match="it has the shape \\(5,\\), not \\(2,\\)"):
+    with pytest.raises(EpisodeError, match=r"(?s)\(5,\).*\(2,\)"):
         episode.add_env_step({"a": np.zeros(5)}, {"a": 0}, {})
-    with pytest.raises(EpisodeError, match=r"the action leaves its space, Discrete\(2\): it is 7, not in \[0, 1\]"):
+    with pytest.raises(EpisodeError, match=r"(?s)Discrete\(2\).*\b7\b.*\[0, 1\]"):
         episode.add_env_step({"a": good}, {"a": 7}, {})
     later = MultiAgentEpisode.from_state(episode.cut().get_state())
-    with pytest.raises(EpisodeError, match="leaves its space"):
+    with pytest.raises(EpisodeError, match="space"):
         later.add_env_step({"a": good}, {"a": 7}, {})
-    with pytest.raises(EpisodeError, match="leaves its space"):
+    with pytest.raises(EpisodeError, match="space"):
         MultiAgentEpisode(observations=[{"a": good - 1}], observation_space=small, check_spaces=True)
-    with pytest.raises(EpisodeError, match=r"the action leaves its space"):
+    with pytest.raises(EpisodeError, match=r"(?s)action.*space"):
         SingleAgentEpisode(observations=[0, 1], actions=[7], rewards=[1.0], action_space=Discrete(2), check_spaces=True)
     single = alone(observation_space=Discrete(9), check_spaces=True)
-    with pytest.raises(EpisodeError, match=r"t=3: the observation leaves its space"):
+    with pytest.raises(EpisodeError, match="t=3"):
         single.cut().add_env_step(10, 0, 0.0)
     game(observation_space=Discrete(1)).add_env_step({"a": 55}, {}, {})  # off by default
 
@@ -131,15 +131,15 @@ def test_spaces_are_checked_when_that_is_on():
 def test_indices_are_ints():
     for episode in (alone(), alone().to_numpy()):
         for indices in ([True, False], np.array([True, False]), [np.array([0, 1])], "0", [0.5], slice("a", None)):
-            with pytest.raises(TypeError, match="indices must be"):
+            with pytest.raises(TypeError, match="indices"):
                 episode.get_observations(indices)
 
 
 def test_a_lookback_is_0_or_more():
     for wrong in (-1, "auto", None, 1.5):
-        with pytest.raises(EpisodeError, match="len_lookback_buffer must be an int of 0 or more"):
+        with pytest.raises(EpisodeError, match=r"(?s)len_lookback_buffer.*\b0\b"):
             alone().cut(wrong)
-        with pytest.raises(EpisodeError, match="len_lookback_buffer must be an int of 0 or more"):
+        with pytest.raises(EpisodeError, match=r"(?s)len_lookback_buffer.*\b0\b"):
             MultiAgentEpisode().cut(wrong)
     with pytest.raises(EpisodeError, match="len_lookback_buffer"):
         alone().slice(slice(1, 3), len_lookback_buffer=-1)
@@ -147,7 +147,7 @@ def test_a_lookback_is_0_or_more():
         SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[0.0], len_lookback_buffer=-1)
     with pytest.raises(EpisodeError, match="len_lookback_buffer"):
         MultiAgentEpisode(observations=[{"a": 0}], len_lookback_buffer=-1)
-    with pytest.raises(EpisodeError, match="a slice\\(start, stop\\) is needed, but 3 came"):
+    with pytest.raises(EpisodeError, match=r"(?s)slice\(start, stop\).*\b3\b"):
         alone().slice(3)
 
 
@@ -156,7 +156,7 @@ def test_setting_for_an_unknown_agent_sets_nothing():
     with pytest.raises(KeyError, match="zz"):
         episode.set_observations(new_data={"a": 5, "zz": 6}, at_indices=0)
     assert episode.get_observations(0) == {"a": 0, "b": 0}
-    with pytest.raises(EpisodeError, match="setting several 'actions' needs"):
+    with pytest.raises(EpisodeError, match="'actions'"):
         episode.set_actions(new_data={"a": 1})
 
 
@@ -166,7 +166,7 @@ def test_a_chunk_of_which_one_agent_does_not_fit_is_not_appended():
     chunk.agent_episodes["a"].set_observations(new_data=99, at_indices=-1)
     chunk.add_env_step({"a": 2, "b": 2}, {"a": 1}, {"a": 1.0, "c": 4.0})
     before = copy.deepcopy(without_clock(whole.get_state()))
-    with pytest.raises(EpisodeError, match="differ in the observation that they share"):
+    with pytest.raises(EpisodeError, match="differ"):
         whole.concat_episode(chunk)
     assert without_clock(whole.get_state()) == before
 
@@ -175,7 +175,7 @@ def test_items_that_do_not_stand_in_one_array_leave_all_agents_lists():
     episode = MultiAgentEpisode()
     episode.add_env_reset(observations={"a": {"x": 1}, "b": {"x": 1}})
     episode.add_env_step({"a": {"x": 1}, "b": {"y": 1}}, {"a": 0, "b": 0}, {})
-    with pytest.raises(EpisodeError, match="different keys"):
+    with pytest.raises(EpisodeError, match="keys"):
         episode.to_numpy()
     assert not episode.agent_episodes["a"].is_numpy
 

@@ -27,20 +27,20 @@ def one_line(caught):
 @pytest.mark.parametrize(
     ("mapping", "policies", "words"),
     [
-        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
-        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "", None, "returned '' for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "\ud800", None, r"returned '\ud800' for agent 'a', which is no module id"),
-        (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
-        ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),
-        ("a=red,b=blue,c*=green", None, "the pattern 'c*' (for module 'green') matches no agent"),
+        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn.*ZeroDivisionError"),
+        (lambda a, e, **kw: 7, None, r"\b7\b.*'a'"),
+        (lambda a, e, **kw: "", None, "'' .*'a'"),
+        (lambda a, e, **kw: "\ud800", None, r"'\\ud800'.*'a'"),
+        (lambda a, e, **kw: "red", ["blue"], "'a'.*'red'.*'blue'"),
+        ("a*=red", None, r"'b'.*'a\*'"),
+        ("a=red,b=blue,c*=green", None, r"'c\*'.*'green'"),
     ],
 )
 def test_a_mapping_function_that_does_not_work_is_named(mapping, policies, words):
     config = small_config(lambda: ScriptEnv([STEPS])).multi_agent(policies=policies, policy_mapping_fn=mapping)
-    with pytest.raises(MappingError) as caught:
+    with pytest.raises(MappingError, match=words) as caught:
         config.build_algo()
-    assert words in one_line(caught)
+    one_line(caught)
 
 
 @pytest.mark.parametrize("kind", ["observation_spaces", "action_spaces"])
@@ -48,7 +48,7 @@ def test_agents_with_different_spaces_cannot_share_a_module(kind):
     other = {"observation_spaces": spaces.Box(-1, 1, (3,), np.float32), "action_spaces": spaces.Discrete(5)}[kind]
     with pytest.raises(
         MappingError,
-        match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ",
+        match=f"(?s)'a'.*'b'.*'default_policy'.*{kind[:-7]}",
     ):
         build(STEPS, **{kind: {"b": other}})
 
@@ -56,7 +56,5 @@ def test_agents_with_different_spaces_cannot_share_a_module(kind):
 def test_agents_of_other_actions_cannot_take_over_a_module_later():
     steps = [Step({"a": 0}), Step({"a": 0, "z": 0}, {"a": 0.0}), Step({"a": 0, "z": 0}, {}, ("a", "z"))]
     algo = build(steps, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)})
-    with pytest.raises(
-        MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"
-    ):
+    with pytest.raises(MappingError, match=r"(?s)'z'.*'default_policy'.*Discrete\(2\)"):
         algo.env_runner.sample(num_timesteps=2)

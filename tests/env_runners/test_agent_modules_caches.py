@@ -60,7 +60,7 @@ def test_other_agents_have_the_modules_of_their_own_names():
 def test_a_module_that_fits_one_agent_is_looked_at_for_agents_of_other_spaces():
     modules = AgentModules(SharedPolicy("m"), modules_of(m=2), None)
     modules.check_fit(lane_of("a", 2, group=0), "m")
-    with pytest.raises(MappingError, match=r"agent 'z' maps to module 'm', whose actions are Discrete\(2\), but the"):
+    with pytest.raises(MappingError, match=r"(?s)'z'.*'m'.*Discrete\(2\)"):
         modules.check_fit(lane_of("z", 5, group=1), "m")
 
 
@@ -71,5 +71,5 @@ def test_a_module_of_the_same_name_is_looked_at_again():
     multi.remove_module("m")
     multi.add_module("m", module_for(3))
     modules.forget()
-    with pytest.raises(MappingError, match=r"whose actions are Discrete\(3\), but the agent's are Discrete\(2\)"):
+    with pytest.raises(MappingError, match=r"(?s)Discrete\(3\).*Discrete\(2\)"):
         modules.check_fit(lane_of("a", 2), "m")

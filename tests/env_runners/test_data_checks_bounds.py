@@ -63,12 +63,12 @@ def test_without_checks_nothing_is_looked_at():
 @pytest.mark.parametrize(
     ("values", "space", "words"),
     [
-        ((0, np.nan), None, "the observation contains NaN"),
-        ((0, np.inf), None, "the observation contains infinity"),
-        ((0, -np.inf), spaces.Box(-np.inf, np.inf, (2,), np.float32), "the observation contains infinity"),
-        ((0, 7), spaces.Discrete(3), r"leaves its space, Discrete\(3\): it is 7, not in \[0, 2\]"),
-        ((0, 3), spaces.MultiDiscrete([9, 3]), r"component 1 is 3, not in \[0, 2\]"),
-        ((0, 2), spaces.MultiBinary(2), r"component 1 is 2, not in \[0, 1\]"),
+        ((0, np.nan), None, "NaN"),
+        ((0, np.inf), None, "infinity"),
+        ((0, -np.inf), spaces.Box(-np.inf, np.inf, (2,), np.float32), "infinity"),
+        ((0, 7), spaces.Discrete(3), r"(?s)Discrete\(3\).*\b7\b.*\[0, 2\]"),
+        ((0, 3), spaces.MultiDiscrete([9, 3]), r"(?s)component 1.*\b3\b.*\[0, 2\]"),
+        ((0, 2), spaces.MultiBinary(2), r"(?s)component 1.*\b2\b.*\[0, 1\]"),
     ],
 )
 def test_what_is_not_finite_or_no_choice_stays_an_error(values, space, words):
@@ -86,7 +86,7 @@ def test_a_part_of_a_nested_space_that_holds_no_choice_is_named():
         def _observation(self):
             return {"x": 0 if self.is_tried_out else 5, "y": np.zeros(1, np.float32)}
 
-    with pytest.raises(EnvError, match="in part 'x', it is 5, not in"):
+    with pytest.raises(EnvError, match=r"(?s)'x'.*\b5\b"):
         small_config(Nested).build_algo().train()
 
 
@@ -95,9 +95,7 @@ def test_the_smoke_test_still_stops_as_nothing_is_lost_by_then():
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=1)
 
-    with pytest.raises(
-        EnvError, match=r"step 2: the observation .* leaves its space.*disable_env_checking=True \(--no-env-check"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)step 2.*disable_env_checking=True.*--no-env-check"):
         small_config(AtOnce).build_algo()
 
 

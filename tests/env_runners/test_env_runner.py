@@ -86,7 +86,7 @@ def test_a_forced_reset_drops_what_goes_on():
 
 
 def test_both_numbers_at_once_are_refused():
-    with pytest.raises(ConfigError, match="expected num_timesteps or num_episodes, but got both"):
+    with pytest.raises(ConfigError, match=r"(?s)num_timesteps.*num_episodes"):
         runner_of(life()).sample(num_timesteps=1, num_episodes=1)
 
 
@@ -299,9 +299,7 @@ def test_a_module_that_does_not_exist_is_named_also_when_training_has_begun(wron
         policies=["blue"],
         mapping=lambda agent_id, episode, **kw: "blue" if episode.id_ == "0-0" else wrong,
     )
-    with pytest.raises(
-        MappingError, match=r"agent 'a' maps to module .*blu.*, but there is only 'blue'|returned .* for agent 'a'"
-    ):
+    with pytest.raises(MappingError, match="agent 'a'"):
         runner.sample(num_timesteps=3)
 
 
@@ -310,7 +308,7 @@ def test_a_mapping_function_that_raises_later_is_named():
         return "blue" if episode.id_ == "0-0" else 1 / 0
 
     runner = runner_of(life(agents="ab", max_steps=2), policies=["blue"], mapping=mapping)
-    with pytest.raises(MappingError, match="policy_mapping_fn raised ZeroDivisionError: division by zero"):
+    with pytest.raises(MappingError, match=r"(?s)policy_mapping_fn.*ZeroDivisionError"):
         runner.sample(num_timesteps=3)
 
 

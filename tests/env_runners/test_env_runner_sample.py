@@ -138,7 +138,7 @@ def test_a_sample_without_numbers_is_a_fragment_or_whole_episodes():
 def test_other_than_whole_numbers_are_refused_and_nothing_is_changed(name, number):
     runner = runner_of(partial(LifeEnv, max_steps=50))
     runner.sample(num_timesteps=3)
-    with pytest.raises(ConfigError, match=rf"sample: {name} must be a whole number of 0 or more, not"):
+    with pytest.raises(ConfigError, match=rf"(?s)\bsample\b.*{name}.*\b0\b"):
         runner.sample(**{name: number})
     assert {started(e) for e in runner.sample(num_timesteps=3)} == {1}
 

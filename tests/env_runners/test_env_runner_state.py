@@ -117,20 +117,20 @@ def test_no_runner_draws_noise_again_after_states_with_different_steps_of_it_wer
 
 @pytest.mark.parametrize("sizes", [[5, 1], [4], [5, 0], []], ids=str)
 def test_sizes_that_do_not_fit_are_refused(played, sizes):
-    with pytest.raises(CheckpointError, match="has 5 sub-environments, which cannot be divided into"):
+    with pytest.raises(CheckpointError, match=r"\b5 sub-environments"):
         played().state().divided(sizes)
 
 
 def test_states_of_other_runs_are_refused(played):
     state = played().state()
-    with pytest.raises(CheckpointError, match="have the seeds"):
+    with pytest.raises(CheckpointError, match="seeds"):
         EnvRunnerState.merged([state, replace(state, seed=state.seed + 1)])
 
 
 def test_shared_data_that_differ_are_refused(played):
     states = played().state().divided([2, 3])
     states = [replace(state, shared_data={"number": number}) for number, state in enumerate(states)]
-    with pytest.raises(ConnectorError, match=r"share different data in shared_data \(\['number'\]\)"):
+    with pytest.raises(ConnectorError, match=r"(?s)shared_data.*\(\['number'\]\)"):
         EnvRunnerState.merged(states)
 
 
@@ -146,7 +146,7 @@ def test_episodes_are_lost_if_a_runner_has_lost_its_own(played):
     first, second = run.state().divided([2, 3])
     state = EnvRunnerState.merged([first, second.without_episodes()])
     assert (state.has_episodes, state.forward_batch, state.episodes_too_long) == (False, None, True)
-    with pytest.warns(UserWarning, match="the run continues with new episodes"):
+    with pytest.warns(UserWarning, match="continues"):
         run.runners[0].set_state(state)
 
 
@@ -223,18 +223,18 @@ GROUP = ("sub_environments", 0, "episode", "groups", 0)
         (("num_samples",), 1.0, "num_samples"),
         (("sub_environments", 1, "uncredited_reward"), "0", r"sub_environments\[1\].uncredited_reward"),
         (("sub_environments", 1, "episode_number"), -2, "episode_number"),
-        (("sub_environments", 1, "episode"), None, "all have an ongoing episode, or none"),
+        (("sub_environments", 1, "episode"), None, "ongoing"),
         (("sub_environments", 0, "finished"), [{}], r"sub_environments\[0\].finished\[0\]"),
-        (("sub_environments",), [], "all have an ongoing episode, or none"),
+        (("sub_environments",), [], "ongoing"),
         (("sub_environments", 0, "episode", "actions", "order"), lambda order: order[:-1], "actions"),
-        (("sub_environments", 0, "episode", "actions", "forms"), ["O"], "the type of a number"),
-        ((*GROUP, "lanes"), lambda lanes: lanes * 3, "the rows of"),
+        (("sub_environments", 0, "episode", "actions", "forms"), ["O"], "type"),
+        ((*GROUP, "lanes"), lambda lanes: lanes * 3, "rows"),
         ((*GROUP, "lanes", 0, "kept"), -1, "kept"),
         ((*GROUP, "rollout", "layers", "rewards"), [], "rewards"),
-        ((*GROUP, "rollout", "layers", "obs", 0), lambda column: column[:-1], "columns of"),
-        ((*GROUP, "rollout", "level"), {"obs": np.zeros(2, np.int8)}, "columns of|the layer of each row"),
-        ((*GROUP, "rollout", "acted"), lambda acted: acted[:, None], "with one axis"),
-        ((*GROUP, "batch"), {"obs": np.zeros((99, 2))}, "rows of a forward batch"),
+        ((*GROUP, "rollout", "layers", "obs", 0), lambda column: column[:-1], "columns"),
+        ((*GROUP, "rollout", "level"), {"obs": np.zeros(2, np.int8)}, "columns|layer"),
+        ((*GROUP, "rollout", "acted"), lambda acted: acted[:, None], "axis"),
+        ((*GROUP, "batch"), {"obs": np.zeros((99, 2))}, "forward"),
     ],
 )
 def test_damage_is_found_by_the_types_of_the_fields(played, way, value, words):
@@ -246,9 +246,9 @@ def test_damage_is_found_by_the_types_of_the_fields(played, way, value, words):
 @pytest.mark.parametrize(
     ("way", "value", "words"),
     [
-        ((*GROUP, "lanes", 0, "kept"), 5, "keeps 5 earlier rows"),
+        ((*GROUP, "lanes", 0, "kept"), 5, r"\b5 earlier"),
         ((*GROUP, "rollout", "layers", "actions", 0), lambda column: column.astype(np.float32), "'actions'"),
-        (("sub_environments",), lambda envs: envs[:-1], "it has 4 sub-environments, this run has 5"),
+        (("sub_environments",), lambda envs: envs[:-1], r"(?s)\b4\b.*\b5\b"),
     ],
 )
 def test_what_does_not_fit_a_runner_is_refused(played, way, value, words):

@@ -146,7 +146,7 @@ def test_all_get_what_the_documentation_says(kind):
         kind_of_module = RLModule if kind == "Gymnasium" else MultiRLModule
         assert isinstance(told[name]["rl_module"], kind_of_module)
     if kind == "workers":
-        with pytest.raises(EnvError, match=r"env\.envs is not available.*data that a callback needs"):
+        with pytest.raises(EnvError, match=r"env\.envs"):
             _ = runner.vector_env.envs
     else:
         expected = {"parallel": LifeEnv, "turns": RandomAEC, "batched": Worlds}.get(kind)
@@ -354,7 +354,7 @@ def test_figures_of_callbacks_survive_a_checkpoint(tmp_path):
 def test_a_figure_cannot_take_the_place_of_a_result():
     log = lambda metrics_logger, **kwargs: metrics_logger.log_value("num_episodes", 3)
     algo = small_config(partial(LifeEnv, max_steps=2)).callbacks(on_episode_end=log).build_algo()
-    with pytest.raises(ConfigError, match="'num_episodes' was logged, but the results have a 'num_episodes'"):
+    with pytest.raises(ConfigError, match=r"(?s)'num_episodes'.*'num_episodes'"):
         algo.train()
 
 

@@ -153,7 +153,7 @@ def test_a_copy_has_the_same_agents(copied):
 
 def test_an_unknown_attribute_is_told():
     (chunk, *_) = runner_of("together").sample(num_timesteps=12)
-    with pytest.raises(AttributeError, match="no attribute 'agents_episodes'"):
+    with pytest.raises(AttributeError, match="'agents_episodes'"):
         _ = chunk.agents_episodes
     assert chunk.agent_views is not None
 

@@ -93,11 +93,11 @@ def test_expected_returns_by_hand():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"end_chance": -0.1}, r"end_chance must be a probability in \[0, 1\], but is -0.1"),
-        ({"ep_len": 0}, r"ep_len must be an integer of at least 1, but is 0"),
-        ({"n_agents": 0}, r"n_agents must be an integer of at least 1, but is 0"),
+        ({"end_chance": -0.1}, r"end_chance.*\[0, 1\].*-0.1"),
+        ({"ep_len": 0}, r"ep_len.*\b1\b.*\b0\b"),
+        ({"n_agents": 0}, r"n_agents.*\b1\b.*\b0\b"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments, message):
-    with pytest.raises(ValueError, match=rf"^first_step_v0: {message}"):
+    with pytest.raises(ValueError, match=rf"^first_step_v0: .*{message}"):
         first_step_v0.parallel_env(**arguments)

@@ -219,18 +219,18 @@ def test_a_game_runs_turn_by_turn_with_its_masks_and_late_payments():
 @pytest.mark.parametrize("action", [2, 3, -1, None])
 def test_a_move_against_the_rules_is_refused(action):
     env = started(stones=2)
-    with pytest.raises(ValueError, match=r"^last_stone_v0: 'player_0' may take actions \[0, 1\] with 2 stones left"):
+    with pytest.raises(ValueError, match=r"(?s)^last_stone_v0.*'player_0'.*\[0, 1\].*\b2\b"):
         env.step(action)
 
 
 def test_a_step_outside_a_game_is_refused():
     env = last_stone_v0.raw_env(stones=1)
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"reset\(\)"):
         env.step(0)
     env.reset(seed=0)
     for action in (0, None, None):
         env.step(action)
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"reset\(\)"):
         env.step(0)
 
 
@@ -243,12 +243,12 @@ def test_a_long_game_is_solved_without_deep_recursion():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_players": 1}, r"n_players must be an integer of at least 2, but is 1\."),
-        ({"stones": 0}, r"stones must be an integer of at least 1, but is 0"),
-        ({"max_take": 1.5}, r"max_take must be an integer of at least 1, but is 1.5"),
-        ({"render_mode": "human"}, r"render_mode must be 'rgb_array' or None"),
+        ({"n_players": 1}, r"n_players.*\b2\b.*\b1\b"),
+        ({"stones": 0}, r"\bstones\b.*\b1\b.*\b0\b"),
+        ({"max_take": 1.5}, r"max_take.*\b1\b.*1.5"),
+        ({"render_mode": "human"}, r"render_mode.*'rgb_array'"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments, message):
-    with pytest.raises(ValueError, match=rf"^last_stone_v0: {message}"):
+    with pytest.raises(ValueError, match=rf"^last_stone_v0: .*{message}"):
         last_stone_v0.env(**arguments)

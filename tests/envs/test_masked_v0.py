@@ -63,7 +63,7 @@ def test_a_forbidden_action_may_raise_instead():
     env = masked_v0.parallel_env(n_agents=1, n_actions=2, illegal="raise")
     observations, _ = env.reset(seed=0)
     allowed = dearest_allowed(observations["agent_0"])
-    with pytest.raises(ValueError, match=rf"'agent_0' took action {1 - allowed}, but .* allows only \[{allowed}\]"):
+    with pytest.raises(ValueError, match=rf"(?s)'agent_0'.*{1 - allowed}.*\[{allowed}\]"):
         env.step({"agent_0": 1 - allowed})
 
 
@@ -116,11 +116,11 @@ def test_returns_by_hand():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_actions": 1}, r"n_actions must be an integer of at least 2, but is 1"),
-        ({"ep_len": 0}, r"ep_len must be an integer of at least 1, but is 0"),
-        ({"illegal": "warn"}, r"illegal must be 'lose' or 'raise', but is 'warn'"),
+        ({"n_actions": 1}, r"n_actions.*\b2\b.*\b1\b"),
+        ({"ep_len": 0}, r"ep_len.*\b1\b.*\b0\b"),
+        ({"illegal": "warn"}, r"'lose'.*'raise'.*'warn'"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments, message):
-    with pytest.raises(ValueError, match=rf"^masked_v0: {message}"):
+    with pytest.raises(ValueError, match=rf"^masked_v0: .*{message}"):
         masked_v0.parallel_env(**arguments)

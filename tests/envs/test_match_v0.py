@@ -114,7 +114,7 @@ def test_numpy_integers_are_actions_too():
 def test_a_missing_action_is_refused_by_the_agents_name():
     env = match_v0.parallel_env(n_agents=2)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"^match_v0: .*'agent_1' is missing in \['agent_0'\]"):
+    with pytest.raises(ValueError, match=r"(?s)^match_v0.*'agent_1'.*\['agent_0'\]"):
         env.step({"agent_0": 0})
 
 
@@ -124,7 +124,7 @@ def test_a_missing_action_is_refused_by_the_agents_name():
 def test_an_action_outside_the_space_is_refused(continuous_actions, action):
     env = match_v0.parallel_env(n_agents=1, continuous_actions=continuous_actions)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"^match_v0: 'agent_0' needs an action in "):
+    with pytest.raises(ValueError, match=r"(?s)^match_v0.*'agent_0'"):
         env.step({"agent_0": action})
 
 
@@ -134,11 +134,11 @@ def test_a_step_outside_an_episode_is_refused(steps):
     if steps:
         env.reset(seed=0)
         env.step({"agent_0": 0})
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"reset\(\)"):
         env.step({"agent_0": 0})
 
 
 @pytest.mark.parametrize("size", ["n_agents", "n_actions", "ep_len"])
 def test_a_size_below_one_is_refused_by_name(size):
-    with pytest.raises(ValueError, match=rf"^match_v0: {size} must be at least 1, but is 0\."):
+    with pytest.raises(ValueError, match=rf"(?s)^match_v0.*{size}.*\b1\b.*\b0\b"):
         match_v0.parallel_env(**{size: 0})

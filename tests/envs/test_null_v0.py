@@ -75,7 +75,7 @@ def test_the_state_is_the_joint_observation():
 
 @pytest.mark.parametrize("size", ["n_agents", "obs_dim", "n_actions", "ep_len", "pool"])
 def test_a_size_below_one_is_refused_by_name(size):
-    with pytest.raises(ValueError, match=rf"^null_v0: {size} must be at least 1, but is 0\."):
+    with pytest.raises(ValueError, match=rf"(?s)^null_v0.*{size}.*\b1\b.*\b0\b"):
         null_v0.parallel_env(**{size: 0})
 
 

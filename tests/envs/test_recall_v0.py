@@ -121,5 +121,5 @@ def test_without_ones_own_cue_there_is_no_more_than_the_memoryless_return(whose)
     ("size", "least"), [("n_agents", 1), ("n_cues", 1), ("n_trials", 1), ("delay", 0), ("jitter", 0)]
 )
 def test_a_size_below_its_least_is_refused_by_name(size, least):
-    with pytest.raises(ValueError, match=rf"^recall_v0: {size} must be an integer of at least {least}, but is "):
+    with pytest.raises(ValueError, match=f"(?s)^recall_v0.*{size}.*{least}"):
         recall_v0.parallel_env(**{size: least - 1})

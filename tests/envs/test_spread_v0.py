@@ -207,14 +207,12 @@ def test_the_arrays_are_used_again_and_are_contiguous():
 
 def test_stepping_a_copy_that_is_over_is_refused_by_its_number():
     batch = spread_v0.batched_env(num_envs=2, ep_len=1)
-    with pytest.raises(
-        RuntimeError, match=r"^spread_v0: .*sub-environments \[0, 1\] \(2 of 2\) are over or were never started"
-    ):
+    with pytest.raises(RuntimeError, match=r"(?s)^spread_v0.*\[0, 1\].*\(2 of 2\)"):
         batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1])
     batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1], np.array([True, False]))
-    with pytest.raises(RuntimeError, match=r"sub-environments \[1\] \(1 of 2\)"):
+    with pytest.raises(RuntimeError, match=r"(?s)\[1\].*\(1 of 2\)"):
         batch.step(np.zeros((2, 8), int))
 
 
@@ -233,7 +231,7 @@ def test_stepping_a_copy_that_is_over_is_refused_by_its_number():
 def test_actions_outside_their_space_are_refused(continuous_actions, actions):
     batch = spread_v0.batched_env(num_envs=2, n_agents=3, continuous_actions=continuous_actions)
     before = batch.reset([0, 1]).copy()
-    with pytest.raises(ValueError, match=r"^spread_v0: step\(\) needs "):
+    with pytest.raises(ValueError, match=r"(?s)^spread_v0.*step\(\)"):
         batch.step(actions)
     np.testing.assert_array_equal(batch._observations, before)
 
@@ -241,34 +239,34 @@ def test_actions_outside_their_space_are_refused(continuous_actions, actions):
 @pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "1"])
 def test_a_seed_that_is_none_is_refused(seed):
     batch = spread_v0.batched_env(num_envs=2)
-    with pytest.raises(ValueError, match=r"^spread_v0: a seed must be None or an integer in \[0, 2\*\*64\)"):
+    with pytest.raises(ValueError, match=r"(?s)^spread_v0.*\bseed\b.*\b0\b.*\b2\b.*64"):
         batch.reset([0, seed])
 
 
 def test_a_wrong_number_of_seeds_or_a_wrong_mask_is_refused():
     batch = spread_v0.batched_env(num_envs=2)
-    with pytest.raises(ValueError, match="a seed for each of 2 sub-environments, but got 1"):
+    with pytest.raises(ValueError, match=r"(?s)\b2\b.*\b1\b"):
         batch.reset([0])
-    with pytest.raises(ValueError, match=r"mask must be \[2\] bool, .* sub-environment, but is int64 of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"(?s)\[2\].*int64.*\(2,\)"):
         batch.reset([0, 1], np.array([0, 1]))
 
 
 def test_a_missing_action_is_refused_by_the_agents_name():
     env = spread_v0.parallel_env(n_agents=2, ep_len=1)
-    with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"reset\(\)"):
         env.step({"agent_0": 0, "agent_1": 0})
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"agents \['agent_1'\] have no action"):
+    with pytest.raises(ValueError, match=r"\['agent_1'\]"):
         env.step({"agent_0": 0})
 
 
 @pytest.mark.parametrize("size", ["num_envs", "n_agents", "n_landmarks", "ep_len"])
 def test_a_size_below_one_is_refused_by_name(size):
-    with pytest.raises(ValueError, match=rf"^spread_v0: {size} must be an integer of at least 1, but is 0\."):
+    with pytest.raises(ValueError, match=rf"(?s)^spread_v0.*{size}.*\b1\b.*\b0\b"):
         spread_v0.batched_env(**{"num_envs": 1, size: 0})
 
 
 @pytest.mark.parametrize("name", ["speed", "radius", "collision_penalty"])
 def test_a_negative_number_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=rf"^spread_v0: {name} must be a number of at least 0.0, but is -1\."):
+    with pytest.raises(ValueError, match=f"(?s)^spread_v0.*{name}.*0.0.*-1"):
         spread_v0.parallel_env(**{name: -1})

@@ -88,12 +88,12 @@ def test_expected_returns_by_hand():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cut_chance": 1.5}, r"cut_chance must be a probability in \[0, 1\], but is 1.5"),
-        ({"leave_reward": -1.0}, r"leave_reward must be a number of at least 0.0, but is -1.0"),
-        ({"ep_len": 0}, r"ep_len must be an integer of at least 1, but is 0"),
-        ({"n_agents": 0}, r"n_agents must be an integer of at least 1, but is 0"),
+        ({"cut_chance": 1.5}, r"cut_chance.*\[0, 1\].*1.5"),
+        ({"leave_reward": -1.0}, r"leave_reward.*0.0.*-1.0"),
+        ({"ep_len": 0}, r"ep_len.*\b1\b.*\b0\b"),
+        ({"n_agents": 0}, r"n_agents.*\b1\b.*\b0\b"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(arguments, message):
-    with pytest.raises(ValueError, match=rf"^stay_v0: {message}"):
+    with pytest.raises(ValueError, match=rf"^stay_v0: .*{message}"):
         stay_v0.parallel_env(**arguments)

@@ -50,7 +50,7 @@ def test_keeps_pettingzoos_parallel_contract():
 
 
 def test_pettingzoos_test_forbids_that_agents_return():
-    with pytest.raises(AssertionError, match="agent cannot be revived once dead"):
+    with pytest.raises(AssertionError, match="dead"):
         parallel_api_test(visitors_v0.parallel_env(), num_cycles=150)
 
 
@@ -179,7 +179,7 @@ def test_returns_of_random_visitors_are_what_is_said():
 
 
 def test_more_visitors_at_the_start_than_there_are_is_refused():
-    with pytest.raises(ValueError, match=r"^visitors_v0: n_start must be at most n_agents, 2, but is 3\."):
+    with pytest.raises(ValueError, match=r"(?s)^visitors_v0.*n_start.*n_agents.*\b2\b.*\b3\b"):
         visitors_v0.parallel_env(n_agents=2, n_start=3)
 
 
@@ -187,5 +187,5 @@ def test_more_visitors_at_the_start_than_there_are_is_refused():
     "size", ["n_agents", "n_start", "n_actions", "lives", "visit_len", "absence", "arrival_every", "ep_len"]
 )
 def test_a_size_below_one_is_refused_by_name(size):
-    with pytest.raises(ValueError, match=rf"^visitors_v0: {size} must be an integer of at least 1, but is 0\."):
+    with pytest.raises(ValueError, match=rf"(?s)^visitors_v0.*{size}.*\b1\b.*\b0\b"):
         visitors_v0.parallel_env(**{size: 0})

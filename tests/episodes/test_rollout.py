@@ -196,9 +196,9 @@ def test_parts_with_other_layers_are_aligned():
 
 def test_rows_of_another_number_are_refused():
     (state,) = filled().get_states(np.arange(2), [2])
-    with pytest.raises(CheckpointError, match="another episode_lookback_horizon: its ongoing episodes have 6 rows"):
+    with pytest.raises(CheckpointError, match=r"(?s)episode_lookback_horizon.*\b6\b"):
         Rollout(OBS, ACT, num_rows=9, num_lanes=2).set_states([state], [2], np.arange(2), 4)
-    with pytest.raises(CheckpointError, match="'actions' of its ongoing episodes have other types or shapes"):
+    with pytest.raises(CheckpointError, match="'actions'"):
         Rollout(OBS, OBS, num_rows=9, num_lanes=2).set_states([state], [2], np.arange(2), 3)
 
 
@@ -226,7 +226,7 @@ def test_another_shape_gets_a_column_of_its_own():
     assert rollout.read("obs", slice(0, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert rollout.read("obs", slice(2, 4)).tolist() == [[1], [11]]
     assert table_of_source(rollout)[:2] == [[0, 10], [1, 11]]
-    with pytest.raises(EpisodeError, match="of 4 rows, 2 have a 'obs' of another shape"):
+    with pytest.raises(EpisodeError, match=r"(?s)\b4\b.*\b2\b.*'obs'"):
         rollout.read("obs", slice(0, 4))
     assert [np.asarray(item).tolist() for item in lane(rollout, 0).column("obs")] == [[0.0, 1.0], [1.0], [2.0]]
 
@@ -274,7 +274,7 @@ def test_an_action_may_come_flat_but_not_in_another_size():
     rollout = Rollout(OBS, spaces.Box(-1.0, 1.0, (2, 2), np.float32), num_rows=1, num_lanes=1)
     rollout.record(slice(0, 1), {"actions": np.array([[1, 2, 3, 4]], np.float32)})
     assert rollout.columns["actions"].tolist() == [[[1, 2], [3, 4]]]
-    with pytest.raises(EpisodeError, match=r"'actions' has items of float32 \[1\], .* of float32 \[2, 2\]"):
+    with pytest.raises(EpisodeError, match=r"(?s)'actions'.*float32.*\[1\].*float32.*\[2, 2\]"):
         rollout.record(slice(0, 1), {"actions": np.zeros((1, 1), np.float32)})
 
 
@@ -282,7 +282,7 @@ def test_an_action_may_come_flat_but_not_in_another_size():
 def test_what_modules_output_keeps_its_shape(before):
     rollout = Rollout(OBS, ACT, num_rows=1, num_lanes=2)
     rollout.record(newest(rollout), {"logits": before})
-    with pytest.raises(EpisodeError, match=r"'logits' has items of float64 \[3\], and those before"):
+    with pytest.raises(EpisodeError, match=r"(?s)'logits'.*float64.*\[3\]"):
         rollout.record(newest(rollout), {"logits": np.ones((2, 3))})
 
 

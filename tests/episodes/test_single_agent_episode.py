@@ -69,9 +69,9 @@ def test_getters_reach_into_the_lookback(to_numpy):
     assert episode.get_infos(slice(2, 4), fill={"none": 0}) == [{"i": 5}, {"none": 0}]
     assert list(episode.get_extra_model_outputs("logp", slice(0, 3), fill=7.0)) == [-4, -5, 7]
     assert episode.get_observation(-1) == 5 and episode.get_action(0) == 13 and episode.get_reward(9, fill=0.0) == 0
-    with pytest.raises(IndexError, match="agent 'a', actions"):
+    with pytest.raises(IndexError, match="agent 'a'"):
         episode.get_actions(2)
-    with pytest.raises(KeyError, match="Did you mean 'logp'"):
+    with pytest.raises(KeyError, match="'logp'"):
         episode.get_extra_model_outputs("log")
 
 
@@ -121,20 +121,20 @@ def test_setters_write_where_getters_read(to_numpy):
 
 def test_setters_never_change_a_length():
     for episode in (make(), make().to_numpy()):
-        with pytest.raises(IndexError, match="never change a length"):
+        with pytest.raises(IndexError, match="length"):
             episode.set_rewards(new_data=[1.0, 2.0])
-        with pytest.raises(IndexError, match="never change a length"):
+        with pytest.raises(IndexError, match="length"):
             episode.set_observations(new_data=np.zeros(9))
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(IndexError, match="range"):
             episode.set_actions(new_data=1, at_indices=5)
-        with pytest.raises(EpisodeError, match="needs a list or an array"):
+        with pytest.raises(EpisodeError, match="array"):
             episode.set_rewards(new_data=1.0)
         assert list(episode.get_rewards()) == [1, 2, 4, 8, 16]
 
 
 def test_another_shape_needs_the_whole_column_of_an_array():
     episode = make(2).to_numpy()
-    with pytest.raises(EpisodeError, match="Set all items"):
+    with pytest.raises(EpisodeError, match="items"):
         episode.set_observations(new_data=np.zeros(3), at_indices=0)
     episode.set_observations(new_data=np.ones((3, 4), np.float32))
     assert episode.get_observations().shape == (3, 4) and episode.get_observations().dtype == np.float32
@@ -190,7 +190,7 @@ def test_a_slice_takes_a_lookback_along():
     assert part.storage.lookback == 2 and part.t_started == 3
     assert whole.slice(slice(1, 3), len_lookback_buffer=9).storage.lookback == 3
     assert len(whole[-1:]) == 1 and len(whole[5:2]) == 0
-    with pytest.raises(EpisodeError, match="lose rewards"):
+    with pytest.raises(EpisodeError, match="rewards"):
         whole[::2]
     with pytest.raises(TypeError):
         whole[1]  # type: ignore[index]
@@ -272,7 +272,7 @@ def test_the_state_is_plain_data():
     same(again, episode)
     assert again.custom_data == {"seen": {(1, 2): 3}}
     episode.custom_data["env"] = object()
-    with pytest.raises(EpisodeError, match="custom_data\\['env'\\] is a object"):
+    with pytest.raises(EpisodeError, match=r"custom_data\['env'\]"):
         episode.get_state()
 
 
@@ -292,25 +292,25 @@ def test_wrong_use_is_an_error_at_the_call():
     episode = make(1)
     wrong: tuple[Any, ...] = (None, "1", float("nan"), [1, 2])
     for reward in wrong:
-        with pytest.raises(EpisodeError, match="must be one finite number"):
+        with pytest.raises(EpisodeError, match="finite"):
             episode.add_env_step(2, 0, reward, extra_model_outputs={"logp": 0.0})
-    with pytest.raises(EpisodeError, match="same ones"):
+    with pytest.raises(EpisodeError, match="same"):
         episode.add_env_step(2, 0, 1.0)
-    with pytest.raises(EpisodeError, match="comes first"):
+    with pytest.raises(EpisodeError, match="first"):
         episode.add_env_reset(0)
-    with pytest.raises(EpisodeError, match="observed nothing"):
+    with pytest.raises(EpisodeError, match="observed"):
         SingleAgentEpisode().add_env_step(0, 0, 0.0)
     episode.act(1, {"logp": 0.0})
-    with pytest.raises(EpisodeError, match="acts twice"):
+    with pytest.raises(EpisodeError, match="twice"):
         episode.act(1, {"logp": 0.0})
     episode.end(terminated=True, truncated=False)
-    with pytest.raises(EpisodeError, match="after it was terminated"):
+    with pytest.raises(EpisodeError, match="terminated"):
         episode.add_env_step(2, 0, 0.0)
-    with pytest.raises(EpisodeError, match="is over"):
+    with pytest.raises(EpisodeError, match="over"):
         episode.cut()
-    with pytest.raises(EpisodeError, match="starts at t=2"):
+    with pytest.raises(EpisodeError, match="t=2"):
         make(2).concat_episode(make(3))
-    with pytest.raises(EpisodeError, match="different shapes"):
+    with pytest.raises(EpisodeError, match="different"):
         SingleAgentEpisode(observations=[np.zeros(1), np.zeros(2)], actions=[0], rewards=[0]).to_numpy()
 
 

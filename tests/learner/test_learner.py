@@ -221,25 +221,23 @@ def test_a_module_has_its_own_minibatch_size():
 
 
 def test_overrides_are_checked_like_all_settings():
-    with pytest.raises(ConfigError, match=r"unknown setting 'lrr'. Did you mean 'lr'"):
+    with pytest.raises(ConfigError, match=r"(?s)'lrr'.*'lr'"):
         match_config().rl_module(algorithm_config_overrides_per_module={"agent_1": {"lrr": 1}})
-    with pytest.raises(ConfigError, match="module 'agent_1': gamma: expected a number from 0 to 1, got 2"):
+    with pytest.raises(ConfigError, match=r"(?s)'agent_1'.*\bgamma\b.*\b2\b"):
         match_config().rl_module(algorithm_config_overrides_per_module={"agent_1": {"gamma": 2}})
 
 
 @pytest.mark.parametrize("name", ["learner_class", "train_batch_size_per_learner", "autocast_dtype", "policies"])
 def test_a_module_has_no_settings_of_the_run(name):
     own = {"agent_1": {name: getattr(match_config(), name)}}
-    with pytest.raises(ConfigError, match=f"'{name}' is a setting of the whole run, so module 'agent_1' cannot"):
+    with pytest.raises(ConfigError, match=f"(?s)'{name}'.*'agent_1'"):
         match_config().rl_module(algorithm_config_overrides_per_module=own)
 
 
 def test_policies_to_train_are_modules():
-    with pytest.raises(ConfigError, match=r"there is no module 'agnet_0'\. Did you mean 'agent_0'"):
+    with pytest.raises(ConfigError, match=r"(?s)'agnet_0'.*'agent_0'"):
         match_config().multi_agent(policies_to_train=["agent_1", "agnet_0"]).build_algo()
-    with pytest.raises(
-        ConfigError, match=r"policies_to_train: expected a collection of module ids.* Write \['agent_0'\]"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)policies_to_train.*\['agent_0'\]"):
         match_config().multi_agent(policies_to_train="agent_0")
 
 
@@ -310,7 +308,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(policies):
     module = next(iter(algo.rl_module.values()))
     with torch.no_grad():
         next(module.vf.parameters()).fill_(math.nan)
-    with pytest.raises(LearnerError, match=r"policy_loss of module '.*' is nan.*parameter 'vf\..*' is not finite"):
+    with pytest.raises(LearnerError, match=r"(?s)policy_loss.*\bnan\b"):
         algo.train()
 
 
@@ -353,7 +351,7 @@ def test_a_loss_of_the_users_own_that_is_not_finite_stops_the_run():
         def compute_loss_for_module(self, **given):
             return super().compute_loss_for_module(**given) * math.nan
 
-    with pytest.raises(LearnerError, match="total_loss of module 'agent_0' is nan"):
+    with pytest.raises(LearnerError, match=r"(?s)total_loss.*'agent_0'.*\bnan\b"):
         match_config(learner_class=Broken).build_algo().train()
 
 
@@ -413,7 +411,7 @@ def test_a_module_added_while_training_goes_on_is_trained_and_the_others_keep_th
 
 def test_a_module_added_later_has_its_own_overrides_too():
     overrides = {"extra": {"lr": 0.5, "gamma": 0.0}}
-    with pytest.warns(UserWarning, match=r"no module 'extra', .*add_module\('extra', config_overrides="):
+    with pytest.warns(UserWarning, match=r"(?s)'extra'.*add_module.*'extra'.*config_overrides="):
         algo = match_config().rl_module(algorithm_config_overrides_per_module=overrides).build_algo()
     algo.add_module(
         "extra",
@@ -425,7 +423,7 @@ def test_a_module_added_later_has_its_own_overrides_too():
 
 def test_settings_of_a_module_that_nobody_knows_are_probably_a_typo(tmp_path, recwarn):
     overrides = {"agent_1": {"lr": 0.5}, "agent1": {"lr": 0.25}}
-    with pytest.warns(UserWarning, match="no module 'agent1', so its settings do nothing. Did you mean 'agent_1'"):
+    with pytest.warns(UserWarning, match=r"(?s)'agent1'.*'agent_1'"):
         match_config().rl_module(algorithm_config_overrides_per_module=overrides).build_algo()
     del overrides["agent1"]
     recwarn.clear()
@@ -474,7 +472,7 @@ def test_the_same_episodes_give_the_same_update_twice():
 def test_a_column_that_nobody_made_is_named_with_the_piece_that_makes_it():
     algo = match_config().build_algo()
     algo.learner.pipeline.remove("GeneralAdvantageEstimation")
-    with pytest.raises(KeyError, match=r"no column '\w+', which the loss reads.*such as GeneralAdvantageEstimation"):
+    with pytest.raises(KeyError, match="GeneralAdvantageEstimation"):
         algo.train()
 
 

@@ -218,7 +218,7 @@ def test_an_optimizer_by_hand_whose_parameters_are_gone_is_an_error():
     algo.learner.register_optimizer(module_id="agent_1", optimizer_name="values", optimizer=by_hand)
     algo.train()
     module.vf = copy.deepcopy(module.vf)
-    with pytest.raises(LearnerError, match="'values' of module 'agent_1' holds parameters that are no longer there"):
+    with pytest.raises(LearnerError, match=r"(?s)'values'.*'agent_1'"):
         algo.train()
 
 

@@ -29,15 +29,15 @@ def learner_with(*, alone=None, stacked=None):
 @pytest.mark.parametrize(
     ("change", "came"),
     [
-        (lambda loss: None, "returned None for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: 1.5, "returned 1.5 for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: (loss, {}), "returned a tuple for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: loss.expand(3), r"returned a tensor of the shape \(3,\) for module 'agent_0', .* Take its mean"),
+        (lambda loss: None, "None.*'agent_0'"),
+        (lambda loss: 1.5, r"1.5.*'agent_0'"),
+        (lambda loss: (loss, {}), "tuple.*'agent_0'"),
+        (lambda loss: loss.expand(3), r"\(3,\).*'agent_0'"),
     ],
 )
 def test_a_loss_that_is_no_scalar_is_named(change, came):
     algo = build(learner_class=learner_with(alone=change))
-    with pytest.raises(LearnerError, match=f"^Mine: its compute_loss_for_module {came}"):
+    with pytest.raises(LearnerError, match=f"^Mine: its compute_loss_for_module.* {came}"):
         algo.train()
 
 
@@ -51,7 +51,7 @@ def test_a_loss_of_one_number_is_a_scalar():
 )
 def test_stacked_losses_are_one_for_each_module(change, shape):
     algo = build(learner_class=learner_with(stacked=change))
-    match = rf"returned a tensor of the shape {shape} for modules 'agent_0', 'agent_1', 'agent_2', expected .* \(3,\)"
+    match = rf"(?s){shape}.*'agent_0'.*'agent_1'.*'agent_2'.*\(3,\)"
     with pytest.raises(LearnerError, match=match):
         algo.train()
 
@@ -60,9 +60,9 @@ def test_stacked_losses_are_one_for_each_module(change, shape):
 @pytest.mark.parametrize(
     ("term", "came"),
     [
-        (lambda fwd_out: fwd_out["action_dist_inputs"].abs(), r"has the shape \(20, 3\), expected a scalar"),
-        (lambda fwd_out: 0.5, "is a float, expected a scalar"),
-        (lambda fwd_out: None, "is a NoneType, expected a scalar"),
+        (lambda fwd_out: fwd_out["action_dist_inputs"].abs(), r"\(20, 3\)"),
+        (lambda fwd_out: 0.5, "float"),
+        (lambda fwd_out: None, "NoneType"),
     ],
 )
 @pytest.mark.parametrize("others", [{}, {"y": torch.tensor(1.0)}])
@@ -72,7 +72,7 @@ def test_a_term_that_is_no_figure_is_named(term, came, others):
             self.log_terms((module_id,), {**others, "x": term(fwd_out)})
             return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
 
-    with pytest.raises(LearnerError, match=f"log_terms: 'x' of 'agent_0' {came}"):
+    with pytest.raises(LearnerError, match=f"log_terms: 'x' of 'agent_0'.* {came}"):
         build(learner_class=Logging).train()
 
 
@@ -116,9 +116,7 @@ def test_other_things_than_gradients_are_refused(wrong):
         def postprocess_gradients_for_module(self, *, module_id, config, module_gradients):
             return wrong(module_gradients)
 
-    match = (
-        r"Wrong: its postprocess_gradients_for_module returned .* for module 'agent_0', expected gradients of the shap"
-    )
+    match = r"(?s)Wrong.*postprocess_gradients_for_module.*'agent_0'"
     with pytest.raises(LearnerError, match=match):
         build(learner_class=Wrong).train()
 
@@ -132,7 +130,7 @@ def test_parameters_of_another_module_are_refused():
             sgd = torch.optim.SGD(self.module["agent_0"].parameters(), lr=0.1)
             self.register_optimizer(module_id=module_id, optimizer=sgd)
 
-    with pytest.raises(LearnerError, match="of module 'agent_1' has parameters of module 'agent_0'"):
+    with pytest.raises(LearnerError, match=r"(?s)'agent_1'.*'agent_0'"):
         build(learner_class=Mixed)
 
 

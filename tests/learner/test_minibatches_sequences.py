@@ -231,7 +231,7 @@ def test_a_module_has_its_own_size():
 
 def test_a_column_that_is_missing_is_named():
     (minibatch,) = epoch_of(group_of([[3]], (2,)))["m0"]
-    with pytest.raises(KeyError, match=r"has no column 'advantages', which the loss reads. Add the learner connector"):
+    with pytest.raises(KeyError, match="'advantages'"):
         minibatch.columns["advantages"]
 
 

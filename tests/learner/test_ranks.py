@@ -275,8 +275,8 @@ class Clipped(GeneralAdvantageEstimation):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda algo: algo._set(policies_to_train=lambda module_id, batch: True), "the function reads the train batch"),
-        (lambda algo: algo.learner.pipeline.append(Clipped()), "Clipped: it overrides columns of"),
+        (lambda algo: algo._set(policies_to_train=lambda module_id, batch: True), "reads"),
+        (lambda algo: algo.learner.pipeline.append(Clipped()), r"(?s)Clipped.*overrides"),
     ],
 )
 def test_what_needs_the_whole_batch_is_refused(change, message):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import numpy as np
@@ -81,9 +82,9 @@ def test_a_position_in_other_data_is_refused(folder, tmp_path):
     state = EpisodeReader(folder).get_state()
     with EpisodeWriter(tmp_path / "more") as writer:
         writer.write([chunk("m", 50, 2)])
-    with pytest.raises(OfflineDataError, match="are others: files were added, removed, changed or damaged"):
+    with pytest.raises(OfflineDataError, match="removed"):
         EpisodeReader(tmp_path / "more").set_state(state)
-    with pytest.raises(OfflineDataError, match="position is that of order='shuffled' and seed=0"):
+    with pytest.raises(OfflineDataError, match=r"(?s)order='shuffled'.*seed=0"):
         EpisodeReader(folder, seed=1).set_state(state)
 
 
@@ -96,7 +97,7 @@ def test_steps_can_be_env_steps(tmp_path):
     reader = EpisodeReader(tmp_path, order="in_order")
     assert (reader.num_env_steps, reader.num_agent_steps, reader.num_episodes) == (4, 8, 4)
     assert [len(reader.sample(num_env_steps=2)), len(reader.sample(2)), len(reader.sample(5))] == [2, 1, 1]
-    with pytest.raises(ConfigError, match="num_agent_steps or num_env_steps, but got both"):
+    with pytest.raises(ConfigError, match=r"(?s)num_agent_steps.*num_env_steps"):
         reader.sample(1, num_env_steps=1)
 
 
@@ -182,22 +183,22 @@ def test_incomplete_episodes_are_left_out_and_counted(tmp_path):
 def test_data_without_a_whole_episode_are_an_error(tmp_path):
     with EpisodeWriter(tmp_path) as writer:
         writer.write(long_episode([2], end="open"))
-    with pytest.raises(OfflineDataError, match="hold 1 chunks, but no episode from its beginning to its end"):
+    with pytest.raises(OfflineDataError, match=r"\b1 chunks"):
         EpisodeReader(tmp_path, complete_episodes=True)
 
 
 def test_chunks_are_not_put_together_as_recorded(folder):
-    with pytest.raises(ConfigError, match="complete_episodes must be False"):
+    with pytest.raises(ConfigError, match="complete_episodes"):
         EpisodeReader(folder, order="as_recorded", complete_episodes=True)
 
 
 def test_nothing_to_read_is_an_error(tmp_path):
-    with pytest.raises(OfflineDataError, match="there is nothing at"):
+    with pytest.raises(OfflineDataError, match="nothing at"):
         EpisodeReader(tmp_path / "no")
-    with pytest.raises(OfflineDataError, match="it is empty"):
+    with pytest.raises(OfflineDataError, match="empty"):
         EpisodeReader(tmp_path)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(OfflineDataError, match=r"the first entry there is 'notes\.txt'"):
+    with pytest.raises(OfflineDataError, match=r"'notes\.txt'"):
         EpisodeReader(tmp_path)
 
 
@@ -206,15 +207,13 @@ def test_spaces_that_do_not_fit_are_named_with_file_and_episode(folder):
     reader.check(Fit({"a": (OBS, ACT), "b": (ACT, ACT)}))
     with pytest.raises(OfflineDataError) as caught:
         reader.check(Fit({"a": (spaces.Box(-1, 1, (3,)), ACT)}))
-    assert str(caught.value).startswith(
-        f"offline data: {folder / 'episodes-000000.episodes'}, episode 'm0': agent 'a' was recorded with the "
-        f"observation space Box(1,) float32, but the environment's is Box(3,) float32. Use data of this environment"
-    )
-    with pytest.raises(OfflineDataError, match=r"is Box\(1,\) float32 with other bounds"):
+    names = [str(folder / "episodes-000000.episodes"), "'m0'", "'a'", "Box(1,) float32", "Box(3,) float32"]
+    assert re.search(".*".join(map(re.escape, names)), str(caught.value))
+    with pytest.raises(OfflineDataError, match=r"(?s)Box\(1,\).*float32"):
         reader.check(Fit({"a": (spaces.Box(-1, 1, (1,), np.float32), ACT)}))
-    with pytest.raises(OfflineDataError, match=r"the action space Discrete\(9\), but the environment's is Discrete"):
+    with pytest.raises(OfflineDataError, match=r"(?s)Discrete\(9\).*Discrete"):
         reader.check(Fit({"a": (OBS, spaces.Discrete(4))}))
-    with pytest.raises(OfflineDataError, match="it has an agent 'a', which the environment does not have"):
+    with pytest.raises(OfflineDataError, match="agent 'a'"):
         reader.check(Fit({"b": (OBS, ACT)}))
 
 
@@ -259,11 +258,11 @@ def test_chunks_of_an_episode_stay_together(tmp_path):
 def test_nothing_left_to_train_on_is_an_error(tmp_path):
     with EpisodeWriter(tmp_path) as writer:
         writer.write(long_episode([2]))
-    with pytest.raises(OfflineDataError, match=r"held_out_fraction=0\.1 of 1 recorded episode leaves none to train on"):
+    with pytest.raises(OfflineDataError, match=r"(?s)held_out_fraction=0\.1.*\b1\b"):
         EpisodeReader(tmp_path, held_out_fraction=0.1)
 
 
 def test_a_position_with_another_share_is_refused(folder):
     state = EpisodeReader(folder, held_out_fraction=0.3).get_state()
-    with pytest.raises(OfflineDataError, match="are others"):
+    with pytest.raises(OfflineDataError, match="others"):
         EpisodeReader(folder).set_state(state)

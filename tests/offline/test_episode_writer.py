@@ -52,7 +52,7 @@ def test_the_writer_counts(tmp_path):
 def test_other_recorded_episodes_are_not_overwritten(tmp_path):
     with EpisodeWriter(tmp_path) as writer:
         writer.write([chunk("m", 0, 1)])
-    with pytest.raises(OfflineDataError, match=r"holds recorded episodes already \(episodes-000000"):
+    with pytest.raises(OfflineDataError, match="episodes-000000"):
         EpisodeWriter(tmp_path).write([chunk("m", 10, 1)])
     assert ids(tmp_path) == ["m0"]
 
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_whole_samples(tmp_path, monkeypatch):
 
     size = write("whole", [0])
     on_a_disk_with_room(monkeypatch, size + 1)
-    with pytest.raises(OfflineDataError, match=r"episodes-000000\.episodes cannot be written: .*No space left"):
+    with pytest.raises(OfflineDataError, match=r"episodes-000000\.episodes"):
         write("data", [0, 10])
     (file,) = files_of(tmp_path / "data")
     assert file.stat().st_size == size
@@ -144,7 +144,7 @@ def test_a_write_that_is_interrupted_leaves_the_file_as_it_was(tmp_path, monkeyp
 
 def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OfflineDataError, match=r"file/data cannot be written to"):
+    with pytest.raises(OfflineDataError, match="file/data"):
         EpisodeWriter(tmp_path / "file" / "data").begin()
 
 
@@ -164,7 +164,7 @@ def test_values_of_infos_are_dropped_with_one_warning_for_each_key(tmp_path):
     for i in range(3):
         bad.storage.columns["infos"][i] = {"odd": object(), "n": i}
     with EpisodeWriter(tmp_path, unstorable_infos="drop") as writer:
-        with pytest.warns(OfflineDataWarning, match=r"info\['odd'\] of agent 'a' holds a object") as caught:
+        with pytest.warns(OfflineDataWarning, match=r"(?s)info\['odd'\].*'a'") as caught:
             writer.write([bad])
         assert len(caught) == 1
         writer.write([bad])
@@ -213,7 +213,7 @@ def test_a_state_without_its_files_is_an_error(tmp_path):
         state = writer.get_state()
     other = EpisodeWriter(tmp_path / "b")
     other.set_state(state)
-    with pytest.raises(OfflineDataError, match=r"continue after 1 episodes in .*b, but episodes-000000.episodes is"):
+    with pytest.raises(OfflineDataError, match=r"(?s)\b1\b.*episodes-000000.episodes"):
         other.write([chunk("m", 0, 2)])
 
 
@@ -221,5 +221,5 @@ def test_a_state_without_its_files_is_an_error(tmp_path):
     ("setting", "value"), [("max_file_size", 0), ("max_rows_per_file", -1), ("unstorable_infos", "ignore")]
 )
 def test_a_wrong_setting_is_named(tmp_path, setting, value):
-    with pytest.raises(ConfigError, match=f"EpisodeWriter: {setting}: expected"):
+    with pytest.raises(ConfigError, match=f"(?s)EpisodeWriter.*{setting}"):
         EpisodeWriter(tmp_path, **{setting: value})

@@ -69,7 +69,7 @@ def test_a_damaged_data_set_is_named(tmp_path):
     assert files
     for content in (b"", files[0].read_bytes()[:40]):
         files[0].write_bytes(content)
-        with pytest.raises(OfflineDataError, match=r"the data set test/data-v0, episode 0 \(.*/0\) cannot be read \("):
+        with pytest.raises(OfflineDataError, match=r"(?s)test/data-v0.*episode 0.*\b0\b"):
             from_minari("test/data-v0")
 
 
@@ -115,7 +115,7 @@ def test_data_that_were_changed_after_they_were_written_are_named():
     to_minari([chunk("m", 0, 3)], "test/data-v0")
     dataset = minari.load_dataset("test/data-v0")
     dataset.storage.update_episode_metadata([{"total_steps": 4}])
-    with pytest.raises(OfflineDataError, match="it has 3 steps, but its metadata say 4"):
+    with pytest.raises(OfflineDataError, match=r"(?s)\b3\b.*\b4\b"):
         from_minari(dataset)
 
 
@@ -130,18 +130,18 @@ def test_a_value_that_was_changed_after_it_was_written_is_named(column):
     columns = {name: np.array(getattr(written, name)) for name in names}
     columns[column][1] += 1
     dataset.storage.update_episodes([EpisodeBuffer(id=0, **columns)])
-    with pytest.raises(OfflineDataError, match=r"episode 0 \(.*it is not what to_minari wrote: its SHA-256 differs"):
+    with pytest.raises(OfflineDataError, match=r"(?s)episode 0.*to_minari.*SHA-256"):
         from_minari("test/data-v0")
 
 
 def test_mistakes_are_errors():
-    with pytest.raises(OfflineDataError, match="has no version"):
+    with pytest.raises(OfflineDataError, match="version"):
         to_minari([chunk("m", 0, 1)], "data")
-    with pytest.raises(OfflineDataError, match="the data set 'none-v0' cannot be read"):
+    with pytest.raises(OfflineDataError, match="'none-v0'"):
         from_minari("none-v0")
-    with pytest.raises(OfflineDataError, match="no episode with a step"):
+    with pytest.raises(OfflineDataError, match="episode"):
         to_minari([], "data-v0")
     odd = chunk("m", 0, 1)
     odd.observation_space = None
-    with pytest.raises(OfflineDataError, match="agent 'a' has other spaces in episode 'm0'"):
+    with pytest.raises(OfflineDataError, match=r"(?s)'a'.*'m0'"):
         to_minari([odd], "data-v0")

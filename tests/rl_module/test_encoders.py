@@ -63,12 +63,12 @@ def test_parts_stand_side_by_side_in_the_spaces_order():
         (spaces.Text(5), "Text"),
         (spaces.Sequence(spaces.Discrete(2)), "Sequence"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
-        (spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Text(5)])}), "in part a/1 of the observations"),
+        (spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Text(5)])}), "a/1"),
         (spaces.Dict(), "Dict"),
     ],
 )
 def test_spaces_without_a_fixed_size_are_refused_with_the_way_out(space, where):
-    with pytest.raises(ModuleError, match=f"no encoder for .*{where}.*ObservationPreprocessor"):
+    with pytest.raises(ModuleError, match=f"(?s){where}.*ObservationPreprocessor"):
         Encoder(space, AS_IT_IS)
 
 
@@ -163,7 +163,7 @@ def test_what_counts_as_an_image(shape, dtype, expected):
 
 @pytest.mark.parametrize("spec", [[16, 3], 5, [16, 0, 1], [16, 3, "a"], ["a", 3, 1]])
 def test_filters_that_are_none_are_named(spec):
-    with pytest.raises(ConfigError, match=r"conv_filters: expected a list of \[channels, kernel, stride\]"):
+    with pytest.raises(ConfigError, match=r"(?s)conv_filters.*\[channels, kernel, stride\]"):
         CNN((8, 8, 3), [spec])
 
 
@@ -195,22 +195,20 @@ def test_initializers_may_be_names_or_functions():
     expected = {"layers.0.weight": 2.0, "layers.0.bias": 3.0}
     expected |= {"parts.0.cnn.layers.0.weight": 1.0, "parts.0.cnn.layers.0.bias": 4.0}
     assert found == {name: {value} for name, value in expected.items()}
-    with pytest.raises(
-        ConfigError, match=r"fcnet_kernel_initializer: .* got 'xavier_unifrom'. Did you mean 'xavier_uniform_'"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)fcnet_kernel_initializer.*'xavier_unifrom'.*'xavier_uniform_'"):
         DefaultModelConfig(fcnet_kernel_initializer="xavier_unifrom")
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"fcnet_bias_initializer": "xavier_uniform_"}, r"'xavier_uniform_' .* fails for a tensor of shape \[5\]"),
-        ({"fcnet_kernel_initializer": "constant_"}, "'constant_' with arguments {} fails"),
-        ({"fcnet_kernel_initializer": "ones_", "fcnet_kernel_initializer_kwargs": {"to": 1}}, "'ones_' .* fails"),
+        ({"fcnet_bias_initializer": "xavier_uniform_"}, r"'xavier_uniform_'.*\[5\]"),
+        ({"fcnet_kernel_initializer": "constant_"}, r"'constant_'.*{}"),
+        ({"fcnet_kernel_initializer": "ones_", "fcnet_kernel_initializer_kwargs": {"to": 1}}, "'ones_'"),
     ],
 )
 def test_an_initializer_that_cannot_fill_a_tensor_is_named(settings, said):
-    with pytest.raises(ConfigError, match=f"model_config: the initializer {said}"):
+    with pytest.raises(ConfigError, match=f"(?s)model_config.*{said}"):
         Encoder(spaces.Box(0, 1, (3,)), DefaultModelConfig(fcnet_hiddens=(5,), **settings))
 
 

@@ -93,7 +93,7 @@ def test_an_mlp_is_its_layers_by_hand():
         mlp.layers[0].bias.copy_(torch.tensor([0.5, 0.5]))
         assert mlp(torch.tensor([[1.0, 1.0]])).tolist() == [[3.5, 0.0]]
     assert mlp(torch.tensor([[1.0, 1.0]])).tolist() == [[3.5, 0.0]]
-    with pytest.raises(ModuleError, match=r"unknown activation 'rely'. Did you mean 'relu'?"):
+    with pytest.raises(ModuleError, match=r"(?s)'rely'.*'relu'"):
         MLP(2, [2], "rely")
 
 
@@ -168,11 +168,11 @@ def test_it_is_a_dict_of_modules():
     assert next(iter(multi.values())) is multi["a"]
     assert multi.foreach_module(lambda module_id, module: module_id) == ["a", "b"]
     assert multi.foreach_module(lambda i, m: m is multi[i], return_dict=True) == {"a": True, "b": True}
-    with pytest.raises(KeyError, match="no module 'c'"):
+    with pytest.raises(KeyError, match="module 'c'"):
         multi["c"]
-    with pytest.raises(ModuleError, match=r"module 'a' exists already. Pass override=True"):
+    with pytest.raises(ModuleError, match=r"(?s)'a'.*override=True"):
         multi.add_module("a", make())
-    with pytest.raises(ModuleError, match="must be an RLModule, not Linear"):
+    with pytest.raises(ModuleError, match=r"(?s)RLModule.*Linear"):
         multi.add_module("x", nn.Linear(1, 1))
     new = make()
     multi.add_module("a", new, override=True)
@@ -185,9 +185,9 @@ def test_state_goes_there_and_back_and_a_wrong_one_is_an_error():
     other.add_module("b", make())
     other.set_state(multi.get_state())
     assert all(torch.equal(p, q) for p, q in zip(multi.parameters(), other.parameters(), strict=True))
-    with pytest.raises(ModuleError, match="the state is of module 'z'"):
+    with pytest.raises(ModuleError, match="module 'z'"):
         multi.set_state({"z": {}})
-    with pytest.raises(ModuleError, match="of another architecture"):
+    with pytest.raises(ModuleError, match="architecture"):
         multi.set_state({"a": make({"fcnet_hiddens": [9]}).get_state()})
 
 
@@ -196,9 +196,9 @@ def test_specs_build_modules_and_name_what_is_missing():
     multi = MultiRLModuleSpec(rl_module_specs={"a": spec, "b": spec}).build()
     assert list(multi) == ["a", "b"]
     assert multi["a"] is not multi["b"]
-    with pytest.raises(ModuleError, match="action_space is missing"):
+    with pytest.raises(ModuleError, match="action_space"):
         RLModuleSpec(DefaultPPORLModule, OBS).build()
-    with pytest.raises(ModuleError, match="must name the modules"):
+    with pytest.raises(ModuleError, match="modules"):
         MultiRLModuleSpec(rl_module_specs=spec).build()
 
 
@@ -207,7 +207,7 @@ def test_default_model_config_and_dict_say_the_same():
     assert DefaultModelConfig.of(config.to_dict()).to_dict() == config.to_dict()
     assert make(config).encoder.output_dim == 5
     assert DefaultModelConfig.of(None).fcnet_hiddens == (256, 256)
-    with pytest.raises(ConfigError, match=r"no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'?"):
+    with pytest.raises(ConfigError, match=r"(?s)'fcnet_hidens'.*'fcnet_hiddens'"):
         make({"fcnet_hidens": [5]})
 
 
@@ -259,7 +259,7 @@ def test_a_module_alone_becomes_the_default_policy():
 
 
 def test_a_module_without_forward_says_what_to_override():
-    with pytest.raises(NotImplementedError, match="RLModule: override _forward"):
+    with pytest.raises(NotImplementedError, match=r"(?s)RLModule.*_forward"):
         RLModule(OBS, ACT).forward_inference({"obs": observations(1)})
 
 
@@ -279,7 +279,7 @@ def test_a_module_without_forward_says_what_to_override():
     ],
 )
 def test_sizes_that_cannot_be_are_refused_by_name(setting, value):
-    with pytest.raises(ConfigError, match=f"model_config: {setting}: expected a"):
+    with pytest.raises(ConfigError, match=f"(?s)model_config.*{setting}"):
         make({setting: value})
 
 
@@ -348,7 +348,7 @@ def test_a_multi_spec_is_updated_with_another_one_or_with_one_for_all():
 
 
 def test_a_spec_for_all_modules_has_no_modules_to_add_to():
-    with pytest.raises(ModuleError, match=r"MultiRLModuleSpec.add_modules: rl_module_specs is one RLModuleSpec"):
+    with pytest.raises(ModuleError, match=r"(?s)MultiRLModuleSpec.add_modules.*rl_module_specs.*RLModuleSpec"):
         MultiRLModuleSpec(rl_module_specs=RLModuleSpec()).add_modules({})
 
 
@@ -362,12 +362,12 @@ def test_a_multi_rl_module_is_an_rl_module():
     assert isinstance(modules, RLModule) and not is_single(modules) and is_single(RLModule())
     modules.add_module("a", RLModule())
     assert modules.get_initial_state() == {"a": {}} and not modules.is_stateful()
-    with pytest.raises(ModuleError, match="must be an RLModule, not MultiRLModule"):
+    with pytest.raises(ModuleError, match=r"(?s)RLModule.*MultiRLModule"):
         modules.add_module("nested", MultiRLModule())
 
 
 def test_the_spec_of_one_module_names_the_spec_for_several():
     with pytest.raises(ConfigError, match=r"MultiRLModuleSpec\(multi_rl_module_class=MultiRLModule\)"):
         RLModuleSpec(MultiRLModule)
-    with pytest.raises(ModuleError, match=r"got a MultiRLModule\. .* MultiRLModuleSpec\.from_module"):
+    with pytest.raises(ModuleError, match=r"(?s)MultiRLModule.*MultiRLModuleSpec\.from_module"):
         RLModuleSpec.from_module(MultiRLModule())

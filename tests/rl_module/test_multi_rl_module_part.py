@@ -47,7 +47,7 @@ def test_a_part_follows_modules_that_come_and_go():
     whole.add_module("a2", replaced, override=True)
     part.bind_buckets()
     assert part["a2"] is replaced
-    with pytest.raises(ModuleError, match="'a2' exists already"):
+    with pytest.raises(ModuleError, match="'a2'"):
         part.add_module("a2", SPEC.build())
 
 
@@ -73,7 +73,7 @@ def test_modules_that_share_parameters_are_in_one_part():
     whole, _ = whole_and_part()
     whole["b"].encoder = whole["a1"].encoder
     whole._buckets = None
-    with pytest.raises(ModuleError, match="the modules 'a1', 'b' share parameters, so one algorithm must train"):
+    with pytest.raises(ModuleError, match=r"(?s)'a1'.*'b'"):
         MultiRLModulePart(whole, lambda module_id: module_id.startswith("a"))
     together = MultiRLModulePart(whole, lambda module_id: module_id != "a2")
     assert together.joint_modules() == ["a1", "b"]

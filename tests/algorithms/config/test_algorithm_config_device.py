@@ -31,13 +31,13 @@ def test_the_gpu_is_taken_if_there_is_one_and_nobody_says_otherwise(there_is_one
 
 
 def test_a_gpu_that_is_asked_for_has_to_be_there():
-    with pytest.raises(ConfigError, match=r"num_gpus_per_learner=1, but torch .* sees no CUDA device.*'auto' or 0"):
+    with pytest.raises(ConfigError, match=r"(?s)num_gpus_per_learner=1.*CUDA.*'auto'.*\b0\b"):
         config(num_gpus_per_learner=1).validate()
 
 
 @pytest.mark.parametrize("number", [2, -1, "cuda", True, None])
 def test_a_number_of_gpus_that_nothing_can_be_made_of_is_refused(number):
-    with pytest.raises(ConfigError, match="num_gpus_per_learner: expected 'auto', or a number from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"(?s)num_gpus_per_learner.*'auto'"):
         config(num_gpus_per_learner=number)
 
 

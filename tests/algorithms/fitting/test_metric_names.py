@@ -22,9 +22,7 @@ def test_before_the_first_results_a_metric_may_be_in_any_part_of_them(name):
 
 
 def test_a_metric_that_is_in_no_part_of_results_is_refused_before_the_first_ones():
-    with pytest.raises(
-        ConfigError, match=r"no result is called 'episode_len_mean'. Did you mean 'env_runners/episode_"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)'episode_len_mean'.*'env_runners/episode_"):
         check_metric("episode_len_mean", (), PPOConfig())
     assert "evaluation/env_runners/success" not in why_missing("foo", (), PPOConfig())
     assert "evaluation/env_runners/success" in why_missing("foo", (), PPOConfig().evaluation(evaluation_interval=1))

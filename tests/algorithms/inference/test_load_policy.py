@@ -283,7 +283,7 @@ def test_a_module_by_its_id_acts_for_all(saved):
     np.testing.assert_array_equal(one(batch), everyone(batch, "agent_1"))
     np.testing.assert_array_equal(one(batch, "agent_0"), everyone(batch, "agent_1"))
     assert not np.array_equal(everyone(batch, "agent_0"), everyone(batch, "agent_1"))
-    with pytest.raises(ModuleError, match="the checkpoint has no module 'agent_7'"):
+    with pytest.raises(ModuleError, match="'agent_7'"):
         load_policy(saved, "agent_7")
 
 
@@ -291,7 +291,7 @@ def test_agents_act_as_another_mapping_says(saved):
     everyone, other = load_policy(saved), load_policy(saved, policy_mapping_fn="agent_0=agent_2,*=agent_1")
     batch = seen(everyone._spaces["agent_0"][0])
     np.testing.assert_array_equal(other(batch, "agent_0"), everyone(batch, "agent_2"))
-    with pytest.raises(MappingError, match=r"agent 'agent_0' maps to module 'x', but there is only 'agent_0'"):
+    with pytest.raises(MappingError, match=r"(?s)'agent_0'.*'x'.*'agent_0'"):
         load_policy(saved, policy_mapping_fn="*=x")(batch, "agent_0")
 
 
@@ -339,19 +339,17 @@ def test_an_agent_may_act_by_modules_of_other_kinds_in_other_environments(tmp_pa
 
 def test_what_is_no_observation_is_named(saved):
     policy = load_policy(saved)
-    with pytest.raises(MappingError, match=r"name the agent of the observation: agent_id=..., one of 'agent_0'"):
+    with pytest.raises(MappingError, match=r"(?s)agent_id=.*'agent_0'"):
         policy(np.zeros(3, np.float32))
-    with pytest.raises(MappingError, match="agent 'agent_9' was not in the environment of training"):
+    with pytest.raises(MappingError, match="'agent_9'"):
         policy(np.zeros(3, np.float32), "agent_9")
-    with pytest.raises(
-        EpisodeError, match=r"agent 'agent_0' must be of its space .* but it is an array of shape \(7,\)"
-    ):
+    with pytest.raises(EpisodeError, match=r"(?s)'agent_0'.*\(7,\)"):
         policy(np.zeros(7, np.float32), "agent_0")
     space = policy._spaces["agent_0"][0]
-    with pytest.raises(EpisodeError, match=r"batches of different sizes \(2, 3;"):
+    with pytest.raises(EpisodeError, match=r"(?s)\b2\b.*\b3\b"):
         policy.actions({f"agent_{i}": np.zeros((2 + i, *space.shape), np.float32) for i in range(2)})
     policy(seen(space), "agent_0")
-    with pytest.raises(EpisodeError, match=r"one bool for each environment of the last batch, so 20, but got .*\(3,\)"):
+    with pytest.raises(EpisodeError, match=r"(?s)20.*\(3,\)"):
         policy.reset([True, False, True])
     assert policy.actions({}) == {}
 
@@ -373,7 +371,7 @@ def test_batches_may_change_their_size_unless_steps_are_remembered(saved, tmp_pa
     ):
         policy = load_policy(config.build_algo().save_to_path(tmp_path / f"b{i}"))
         policy(batch, "agent_0")
-        with pytest.raises(EpisodeError, match=r"of 1 environments, but of 20 in the last call.*Call reset\(\)"):
+        with pytest.raises(EpisodeError, match=r"(?s)\b1\b.*20.*reset\(\)"):
             policy(batch[3], "agent_0")
         policy.reset()
         policy(batch[3], "agent_0")
@@ -384,7 +382,7 @@ def test_a_module_that_does_not_fit_the_agent_is_named(tmp_path):
     algo = small_config(LifeEnv, env_config=env_config).multi_agent(policies="independent").build_algo()
     policy = load_policy(algo.save_to_path(tmp_path / "c"), "b")
     assert policy(np.zeros(5, np.float32)) in (0, 1), "b is the agent that fits"
-    with pytest.raises(MappingError, match="agent 'a' maps to module 'b', whose observations are"):
+    with pytest.raises(MappingError, match=r"(?s)'a'.*'b'"):
         policy(np.zeros(policy._spaces["a"][0].shape, policy._spaces["a"][0].dtype), "a")
 
 
@@ -400,9 +398,9 @@ def test_agents_that_were_not_in_training_act_by_the_module_that_is_named(saved)
     np.testing.assert_array_equal(one.session().actions({7: batch})[7], expected)
     np.testing.assert_array_equal(copy.deepcopy(one)(batch, 8), expected)
     assert one.agent_ids == ["agent_0", "agent_1", "agent_2"]
-    with pytest.raises(MappingError, match=r"'newcomer' was not in .* load_policy\(checkpoint, module_id\)"):
+    with pytest.raises(MappingError, match=r"(?s)'newcomer'.*load_policy\(checkpoint, module_id\)"):
         everyone(batch, "newcomer")
-    with pytest.raises(EpisodeError, match="the observation of agent 'stranger' must be of its space"):
+    with pytest.raises(EpisodeError, match="'stranger'"):
         one(np.zeros(9, np.float32), "stranger")
 
 
@@ -511,12 +509,12 @@ def test_rewards_that_a_piece_needs_have_to_be_given(tmp_path):
     policy = load_policy(config.build_algo().save_to_path(tmp_path / "c"))
     one = np.zeros(policy._spaces["agent_0"][0].shape, np.float32)
     policy(one, "agent_0")
-    with pytest.raises(ConnectorError, match=r"are not finite. If a connector piece reads rewards, pass them too"):
+    with pytest.raises(ConnectorError, match="finite"):
         policy(one, "agent_0")
     policy.reset()
     both = {"agent_0": one, "agent_1": one}
     policy.actions(both)
-    with pytest.raises(ConnectorError, match=r"are not finite. If a connector piece reads rewards, pass them too"):
+    with pytest.raises(ConnectorError, match="finite"):
         policy.actions(both, rewards={"agent_0": 1.0})
     policy.actions(both, rewards={"agent_0": 1.0, "agent_1": 0.0})
 
@@ -526,7 +524,7 @@ def test_observations_have_to_be_finite(saved, bad):
     policy = load_policy(saved)
     batch = seen(policy._spaces["agent_0"][0])
     batch[7, 1] = bad
-    with pytest.raises(ConnectorError, match=r"the observations of module 'agent_1' are not finite.* check the obs"):
+    with pytest.raises(ConnectorError, match="'agent_1'"):
         policy(batch, "agent_1")
 
 
@@ -568,7 +566,7 @@ def test_masks_in_infos_count_in_batches_too(tmp_path):
     np.testing.assert_array_equal(policy(batch, info=[{"action_mask": mask} for mask in allowed]), [3, 1, 2])
     like_gymnasium = {"action_mask": allowed, "_action_mask": np.array([True, True, False])}
     assert policy(batch, info=like_gymnasium)[:2].tolist() == [3, 1]
-    with pytest.raises(EpisodeError, match="expected 3 info dicts"):
+    with pytest.raises(EpisodeError, match=r"\b3 info"):
         policy(batch, info=[info])
 
 
@@ -582,9 +580,7 @@ def test_a_call_without_the_infos_that_have_the_masks_is_an_error(tmp_path):
 
 def _check_asks_for_infos(policy):
     observation, info = Masked().reset()
-    with pytest.raises(
-        ConnectorError, match=r"masks of .* are in infos, under 'action_mask', .* policy\(observation, info=info\)"
-    ):
+    with pytest.raises(ConnectorError, match=r"(?s)'action_mask'.*policy\(observation, info=info\)"):
         policy(observation)
     assert policy(observation, info=info) == 2
     policy(observation, info={})
@@ -606,11 +602,11 @@ def test_agents_and_ends_that_a_policy_cannot_reset_are_refused(tmp_path):
         path = algo.save_to_path(tmp_path / "c")
     policy = load_policy(path)
     policy(np.zeros(2, np.float32), "a")
-    with pytest.raises(EpisodeError, match=r"accepts bools, but got 'a'.* reset\(agent_ids=\[...\]\)"):
+    with pytest.raises(EpisodeError, match=r"(?s)'a'.*reset\(agent_ids=\[...\]\)"):
         policy.reset("a")
-    with pytest.raises(MappingError, match=r"Write agent_ids=\['a'\]"):
+    with pytest.raises(MappingError, match=r"agent_ids=\['a'\]"):
         policy.reset(agent_ids="a")
-    with pytest.raises(MappingError, match=r"agent 'c' to reset is unknown. The agents are 'a', 'b'"):
+    with pytest.raises(MappingError, match=r"(?s)'c'.*'a'.*'b'"):
         policy.reset(agent_ids=["a", "c"])
     for harmless in (["a"], ["b"], []):
         policy.reset(agent_ids=harmless)
@@ -659,7 +655,7 @@ def test_the_replay_buffer_is_not_read(tmp_path, kind):
     assert algo.replays[own].buffer.get_num_timesteps() > 0
     saved = algo.save_to_path(tmp_path / "c")
     assert damage(tmp_path / "c", "replays")
-    with pytest.raises(CheckpointError, match=r"damaged: .*SHA-256 of 'replays/"):
+    with pytest.raises(CheckpointError, match=r"(?s)SHA-256.*'replays/"):
         Algorithm.from_checkpoint(saved)
     policy = load_policy(saved)
     place = f"{saved}/learner_group/learner/rl_module/default_policy"
@@ -683,7 +679,7 @@ def test_what_has_no_name_has_to_be_passed(tmp_path):
     mapping = lambda agent_id, episode, **kwargs: "one"
     config = small_config(match_v0.parallel_env, env_config=MATCH).multi_agent(policy_mapping_fn=mapping)
     first = config.build_algo().save_to_path(tmp_path / "a")
-    with pytest.raises(CheckpointError, match=r"Pass the function again \(policy_mapping_fn=...\)"):
+    with pytest.raises(CheckpointError, match=r"\(policy_mapping_fn=...\)"):
         load_policy(first)
     policy = load_policy(first, policy_mapping_fn=mapping)
     batch = seen(policy._spaces["agent_0"][0])
@@ -692,9 +688,9 @@ def test_what_has_no_name_has_to_be_passed(tmp_path):
     np.testing.assert_array_equal(load_policy(first, config=config)(batch, "agent_0"), expected)
     config.env_runners(env_to_module_connector=lambda env: [numbered()]).rl_module(rl_module_spec=RLModuleSpec(Mine))
     second = config.build_algo().save_to_path(tmp_path / "b")
-    with pytest.raises(CheckpointError, match=r"'env_to_module_connector' was .*load_policy\(path, config=...\)"):
+    with pytest.raises(CheckpointError, match=r"(?s)'env_to_module_connector'.*load_policy\(path, config=...\)"):
         load_policy(second, "one")
-    with pytest.raises(CheckpointError, match=r"'module_class'\] of module 'one' was .*Mine.* not set in config"):
+    with pytest.raises(CheckpointError, match=r"(?s)'module_class'.*'one'.*Mine"):
         load_policy(second, config=config.copy().rl_module(rl_module_spec=None))
     assert type(load_policy(second, config=config).rl_module["one"]) is Mine
 
@@ -726,16 +722,16 @@ def scaled_by_env(env):
 def test_a_builder_that_asks_the_environment_for_more_gets_one(tmp_path):
     config = small_config(Wide).env_runners(env_to_module_connector=scaled_by_env)
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"reads the environment's 'factor'.*load_policy\(checkpoint, env=...\)"):
+    with pytest.raises(CheckpointError, match=r"(?s)'factor'.*load_policy\(checkpoint, env=...\)"):
         load_policy(saved)
     assert load_policy(saved, env=Wide()).env_to_module["Scale"].factor == 3.0
 
 
 def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
-    with pytest.raises(CheckpointError, match="nothing is there"):
+    with pytest.raises(CheckpointError, match="nothing"):
         load_policy(tmp_path / "run")
     shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "000003")
-    with pytest.raises(CheckpointError, match=r"has no file checkpoints.latest. Name a checkpoint: .*000003"):
+    with pytest.raises(CheckpointError, match=r"(?s)checkpoints.latest.*000003"):
         load_policy(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "latest").write_text("000003\n")
     assert list(load_policy(tmp_path / "run").rl_module) == ["agent_0", "agent_1", "agent_2"]

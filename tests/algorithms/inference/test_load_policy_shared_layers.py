@@ -47,7 +47,7 @@ def test_a_policy_has_the_layers_that_modules_share(multi_class, module_class, m
 def test_an_error_of_the_setup_is_not_taken_for_one_of_the_checkpoint(tmp_path, monkeypatch):
     saved = sharing_config(Careless, Plain).build_algo().save_to_path(tmp_path / "c")
     monkeypatch.setattr(Careless, "asks", True)
-    with pytest.raises(KeyError, match="a name of its own"):
+    with pytest.raises(KeyError, match="its own"):
         load_policy(saved, config=sharing_config(Careless, Plain))
 
 
@@ -74,7 +74,7 @@ def test_a_module_alone_can_be_loaded_where_nothing_is_shared(tmp_path):
     spec.multi_rl_module_class, spec.load_state_path, spec.modules_to_load = None, tmp_path / "m", ["agent_1"]
     assert torch.equal(spec.build().get_state()["agent_1"]["pi.weight"], source.get_state()["agent_1"]["pi.weight"])
     spec.modules_to_load = ["agent_1", "agnt_2"]
-    with pytest.raises(ModuleError, match=r"modules_to_load names 'agnt_2', but .*m has no such .*mean 'agent_2'\?"):
+    with pytest.raises(ModuleError, match=r"(?s)modules_to_load.*'agnt_2'.*'agent_2'"):
         spec.build()
 
 

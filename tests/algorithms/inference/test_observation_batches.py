@@ -15,5 +15,5 @@ def test_infos_of_a_vector_environment_are_those_that_each_environment_gave():
 def test_infos_in_a_list_stay_as_they_are_and_one_is_for_one():
     assert infos_by_env([{"a": 1}, {}], 2, True) == [{"a": 1}, {}]
     assert infos_by_env({"a": 1}, 1, False) == [{"a": 1}]
-    with pytest.raises(EpisodeError, match="expected 2 info dicts"):
+    with pytest.raises(EpisodeError, match=r"\b2 info"):
         infos_by_env([{}], 2, True)

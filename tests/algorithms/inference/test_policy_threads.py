@@ -404,7 +404,7 @@ def test_a_piece_that_uses_its_own_policy_is_told_so(calling, name):
         "copy": lambda: copy.deepcopy(policy),
     }[name]
     piece.does = use
-    with pytest.raises(ConnectorError, match="called from within one of its own calls"):
+    with pytest.raises(ConnectorError, match="within"):
         policy(given[0][0], AGENTS[0])
     piece.does = None
     assert policy(given[0][0], AGENTS[0]) in range(3)
@@ -458,7 +458,7 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_has_not(calling, is_
             signal.alarm(60)
             piece.does = None
             if is_busy:
-                with pytest.raises(EpisodeError, match="was forked while another thread was in a call"):
+                with pytest.raises(EpisodeError, match="forked"):
                     policy(given[2][0], AGENTS[0])
                 policy.reset()
                 assert len(acts(policy, AGENTS[0], given)) == len(given)

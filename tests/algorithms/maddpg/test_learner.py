@@ -366,25 +366,25 @@ def test_agents_that_are_not_trained_still_act_in_the_critics():
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match=r"MATD3Config: lr=0.1, but there is no common learning rate.*actor_lr"):
+    with pytest.raises(ConfigError, match=r"(?s)MATD3Config.*lr=0.1.*actor_lr"):
         small(MATD3Config, lr=0.1).build_algo()
-    with pytest.raises(ConfigError, match=r"MADDPGConfig: .*Pendulum-v1 has a single agent.*SACConfig"):
+    with pytest.raises(ConfigError, match=r"(?s)MADDPGConfig.*Pendulum-v1.*SACConfig"):
         MADDPGConfig().environment("Pendulum-v1").build_algo()
-    with pytest.raises(ConfigError, match=r"agents act one after another.*SACConfig"):
+    with pytest.raises(ConfigError, match="SACConfig"):
         MADDPGConfig().environment("pettingzoo.classic.tictactoe_v3").build_algo()
-    with pytest.raises(ConfigError, match=r"module 'a' cannot have its own twin_q"):
+    with pytest.raises(ConfigError, match=r"(?s)'a'.*twin_q"):
         small(MADDPGConfig).rl_module(algorithm_config_overrides_per_module={"a": {"twin_q": True}}).build_algo()
-    with pytest.raises(ModuleError, match=r"Discrete or float Box action space.*MultiDiscrete"):
+    with pytest.raises(ModuleError, match=r"(?s)Discrete.*Box.*MultiDiscrete"):
         small(MADDPGConfig, dict.fromkeys(AGENTS, (BOX, spaces.MultiDiscrete([2, 2])))).build_algo()
-    with pytest.raises(ModuleError, match=r"has no bounds.*finite bounds"):
+    with pytest.raises(ModuleError, match="bounds"):
         small(MADDPGConfig, dict.fromkeys(AGENTS, (BOX, spaces.Box(-np.inf, np.inf, (2,))))).build_algo()
-    with pytest.raises(ConfigError, match=r"there is no type 'EpisodeReplayBuffer'.*JointReplayBuffer"):
+    with pytest.raises(ConfigError, match=r"(?s)'EpisodeReplayBuffer'.*JointReplayBuffer"):
         small(MADDPGConfig, replay_buffer_config={"type": "EpisodeReplayBuffer"}).build_algo()
 
 
 def test_a_module_of_another_kind_is_named():
     config = small(MADDPGConfig).rl_module(rl_module_spec=RLModuleSpec(module_class=DefaultPPORLModule))
-    with pytest.raises(LearnerError, match=r"MADDPGLearner: module 'a' is a DefaultPPORLModule, expected a subclass"):
+    with pytest.raises(LearnerError, match=r"(?s)MADDPGLearner.*'a'.*DefaultPPORLModule"):
         config.build_algo()
 
 

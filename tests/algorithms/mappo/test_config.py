@@ -96,7 +96,7 @@ def test_a_module_for_acting_has_no_critic():
         observation_space=BOX, action_space=LifeEnv().action_space("a"), inference_only=True, model_config=config
     )
     assert not hasattr(module, "vf")
-    with pytest.raises(ModuleError, match=r"critic_inputs=0.*MAPPOConfig sets it"):
+    with pytest.raises(ModuleError, match=r"(?s)critic_inputs=0.*MAPPOConfig"):
         DefaultMAPPORLModule(observation_space=BOX, action_space=LifeEnv().action_space("a"), model_config={})
 
 
@@ -217,5 +217,5 @@ def test_a_module_config_without_a_place_for_it_is_named():
     config = small_config(lambda: LifeEnv(agents="abc"), algorithm=MAPPOConfig).rl_module(
         rl_module_spec=RLModuleSpec(TeamOfDataclass, model_config=NoPlace())
     )
-    with pytest.raises(ConfigError, match=r"TeamOfDataclass has a model_config of NoPlace, .* critic_inputs: int = 0"):
+    with pytest.raises(ConfigError, match=r"(?s)TeamOfDataclass.*model_config.*NoPlace.*critic_inputs.*int = 0"):
         config.build_algo()

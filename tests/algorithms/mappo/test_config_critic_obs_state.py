@@ -222,7 +222,7 @@ def test_agents_that_nobody_knew_have_no_place():
 def test_episodes_without_states_are_refused():
     algo = config_of(StatedLife).build_algo()
     (episode, *_) = algo.env_runner.sample(num_episodes=3)
-    with pytest.raises(ConnectorError, match=r"AddEnvStatesFromEpisodesToTrainBatch.*hold no states"):
+    with pytest.raises(ConnectorError, match="AddEnvStatesFromEpisodesToTrainBatch"):
         algo.learner.make_batch([episode[0:2]])
 
 
@@ -231,21 +231,21 @@ def test_an_environment_without_a_state_space_is_named(space):
     class Bare(LifeEnv):
         state_space = space
 
-    with pytest.raises(ConfigError, match=r"Bare: .*state\(\) .* but it has (no state_space|state_space='a space')"):
+    with pytest.raises(ConfigError, match=r"(?s)Bare.*state\(\)"):
         config_of(Bare).build_algo()
 
 
 def test_only_pettingzoo_environments_have_states():
-    with pytest.raises(ConfigError, match="has a single agent"):
+    with pytest.raises(ConfigError, match="single"):
         small_config("CartPole-v1", algorithm=MAPPOConfig).training(critic_obs="state").build_algo()
-    with pytest.raises(ConfigError, match=r"Worlds: .*natively batched"):
+    with pytest.raises(ConfigError, match=r"(?s)Worlds.*natively"):
         config_of(Worlds).build_algo()
 
 
 def check_error(env, why, **runners):
     algo = config_of(env, die=0.9).env_runners(**runners).build_algo()
     try:
-        with pytest.raises(EnvError, match=rf"sub-environment \d, episode \d, step \d.*{why}"):
+        with pytest.raises(EnvError, match=why):
             algo.env_runner.sample(num_timesteps=15)
     finally:
         algo.stop()
@@ -295,12 +295,12 @@ def test_environments_with_wrong_states_are_replaced_where_that_is_wanted():
 
 
 def test_unknown_choices_are_named():
-    with pytest.raises(ConfigError, match=r"critic_obs: .* got 'states'.*Did you mean 'state'"):
+    with pytest.raises(ConfigError, match=r"(?s)critic_obs.*'states'.*'state'"):
         config_of(StatedLife).training(critic_obs="states").build_algo()
     own = {"default_policy": {"critic_obs": "state"}}
-    with pytest.raises(ConfigError, match=r"'default_policy' cannot have its own critic_obs"):
+    with pytest.raises(ConfigError, match=r"(?s)'default_policy'.*critic_obs"):
         config_of(StatedLife).rl_module(algorithm_config_overrides_per_module=own)
-    with pytest.raises(ConfigError, match="unknown setting 'critic_obs'"):
+    with pytest.raises(ConfigError, match="'critic_obs'"):
         PPOConfig().training(critic_obs="state")
 
 

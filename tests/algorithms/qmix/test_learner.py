@@ -436,28 +436,28 @@ class WithOwnLoss(QMIXLearner):
 
 
 def test_wrong_settings_and_wrong_use_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"QMIXConfig: CartPole-v1 has a single agent. Use DQNConfig"):
+    with pytest.raises(ConfigError, match=r"(?s)QMIXConfig.*CartPole-v1.*DQNConfig"):
         small_qmix("CartPole-v1").build_algo()
-    with pytest.raises(ConfigError, match=r"agents act one after another"):
+    with pytest.raises(ConfigError, match="another"):
         small_qmix(RandomAEC).build_algo()
-    with pytest.raises(ConfigError, match=r"an update is one gradient step"):
+    with pytest.raises(ConfigError, match="gradient"):
         small_qmix().training(minibatch_size=4).build_algo()
-    with pytest.raises(ConfigError, match=r"module 'a' cannot have its own gamma"):
+    with pytest.raises(ConfigError, match=r"(?s)'a'.*\bgamma\b"):
         small_qmix().rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}}).build_algo()
-    with pytest.raises(ConfigError, match=r"burn_in_len=9, but the sequences of module 'default_policy' have only 4"):
+    with pytest.raises(ConfigError, match=r"(?s)burn_in_len=9.*'default_policy'.*\b4\b"):
         small_qmix(model_config={"use_gru": True, "max_seq_len": 4}, burn_in_len=9).build_algo()
-    with pytest.raises(ConfigError, match=r"no type 'EpisodeReplayBuffer'"):
+    with pytest.raises(ConfigError, match="'EpisodeReplayBuffer'"):
         small_qmix(replay_buffer_config={"type": "EpisodeReplayBuffer"}).build_algo()
-    with pytest.raises(LearnerError, match=r"one loss for the whole team, but compute_loss_for_module is overridden"):
+    with pytest.raises(LearnerError, match="compute_loss_for_module"):
         small_qmix().learners(learner_class=WithOwnLoss).build_algo()
     algo = small_qmix().build_algo()
-    with pytest.raises(LearnerError, match=r"expected a sample of a TeamReplayBuffer, got a list"):
+    with pytest.raises(LearnerError, match="TeamReplayBuffer"):
         algo.learner.update(episodes=algo.env_runner.sample(num_timesteps=5))
     saved = algo.save_to_path(tmp_path / "checkpoint")
     other = small_qmix(mixing_embed_dim=9)
-    with pytest.raises(CheckpointError, match=r"mixing_embed_dim was 4 in its run, but it is 9 in config"):
+    with pytest.raises(CheckpointError, match=r"(?s)mixing_embed_dim.*\b4\b.*\b9\b"):
         Algorithm.from_checkpoint(saved, config=other)
-    with pytest.raises(LearnerError, match=r"the saved mixer has parameters of the shapes"):
+    with pytest.raises(LearnerError, match="mixer"):
         other.build_algo().learner.mixing.set_state(algo.learner.mixing.get_state())
     algo.stop()
 

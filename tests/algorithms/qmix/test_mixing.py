@@ -90,5 +90,5 @@ def test_a_mixer_without_parameters_has_nothing_to_step(mixer, factor):
 
 def test_a_mixer_with_parameters_of_several_dtypes_is_an_error():
     mixer = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).double()])
-    with pytest.raises(LearnerError, match=r"ModuleList has parameters of several dtypes.*Give all of them one dtype"):
+    with pytest.raises(LearnerError, match="ModuleList"):
         Mixing(mixer, torch.device("cpu"))

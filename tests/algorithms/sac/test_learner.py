@@ -333,22 +333,22 @@ def test_a_module_for_acting_has_a_policy_alone(space):
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match=r"SACConfig: lr=0.001, but there is no common.*actor_lr, critic_lr"):
+    with pytest.raises(ConfigError, match=r"(?s)SACConfig.*lr=0.001.*actor_lr.*critic_lr"):
         small_sac("Pendulum-v1", lr=0.001).build_algo()
     own = {"default_policy": {"twin_q": False}}
-    with pytest.raises(ConfigError, match=r"module.*'default_policy'.*twin_q is a setting of the module.*'twin_q'"):
+    with pytest.raises(ConfigError, match=r"(?s)'default_policy'.*twin_q.*'twin_q'"):
         small_sac("Pendulum-v1").rl_module(algorithm_config_overrides_per_module=own).build_algo()
-    with pytest.raises(ModuleError, match=r"Discrete or float Box action space.*MultiDiscrete"):
+    with pytest.raises(ModuleError, match=r"(?s)Discrete.*Box.*MultiDiscrete"):
         play(spaces.MultiDiscrete([2, 3])).build_algo()
-    with pytest.raises(ModuleError, match=r"use_lstm and use_gru are not supported"):
+    with pytest.raises(ModuleError, match=r"(?s)use_lstm.*use_gru"):
         small_sac("CartPole-v1").rl_module(model_config={"use_lstm": True}).build_algo()
-    with pytest.raises(ModuleError, match=r"no bounds.*gaussian"):
+    with pytest.raises(ModuleError, match="gaussian"):
         play(spaces.Box(-np.inf, np.inf, (2,))).build_algo()
 
 
 def test_a_module_without_critics_is_named():
     config = small_sac("Pendulum-v1").rl_module(rl_module_spec=RLModuleSpec(module_class=DefaultPPORLModule))
-    with pytest.raises(LearnerError, match=r"SACLearner: module 'default_policy' is a DefaultPPORLModule without crit"):
+    with pytest.raises(LearnerError, match=r"(?s)SACLearner.*'default_policy'.*DefaultPPORLModule"):
         config.build_algo()
 
 
@@ -402,7 +402,7 @@ def test_pendulum_is_learned():
 def test_a_buffer_with_another_capacity_still_draws_with_equal_probabilities():
     buffer = small_sac("Pendulum-v1", replay_buffer_config={"capacity": 70}).build_algo().replay_buffer
     assert (type(buffer).__name__, buffer.capacity) == ("EpisodeReplayBuffer", 70)
-    with pytest.raises(ConfigError, match=r"EpisodeReplayBuffer has no setting 'alpha'. Known: type, capacity"):
+    with pytest.raises(ConfigError, match=r"(?s)EpisodeReplayBuffer.*'alpha'"):
         small_sac("Pendulum-v1", replay_buffer_config={"alpha": 0.5}).build_algo()
 
 

@@ -302,7 +302,7 @@ def test_a_reward_array_that_is_used_again_counts_as_it_was():
 def test_a_reward_that_is_no_number_names_the_agent_and_the_step():
     env = MultiAgentEnvAdapter(Scripted({"script": [(seen(y=1), {"x": None}, {}, {}, {})]}))
     env.reset(seed=0)
-    with pytest.raises(EnvError, match=r"Scripted, step 1: the reward of agent 'x' is None"):
+    with pytest.raises(EnvError, match=r"(?s)Scripted.*step 1.*'x'.*None"):
         env.step({"x": 0})
 
 
@@ -350,7 +350,7 @@ def test_an_episode_without_a_flag_of_all_is_over_when_all_of_its_agents_have_en
 def test_an_episode_in_which_nobody_can_act_any_more_is_an_error(monkeypatch):
     monkeypatch.setattr(TurnBasedVectorEnv, "max_idle_steps", 60)
     algo = config_of(NoKeyForAll, flags={"__all__": False}).build_algo()
-    with pytest.raises(EnvError, match=r"step 62.*no agent of NoKeyForAll could act in the last 60 steps"):
+    with pytest.raises(EnvError, match=r"(?s)step 62.*NoKeyForAll.*60"):
         algo.env_runner.sample(num_episodes=1)
     algo.stop()
 
@@ -412,19 +412,19 @@ def test_a_class_of_rllibs_name_is_recognised():
 def test_an_agent_without_a_space_is_named():
     env = Scripted({"script": ()})
     env.observation_spaces = {"x": Scripted.observation_space}
-    with pytest.raises(EnvError, match=r"Scripted: agent 'y' has no observation_space. Add it to observation_spaces"):
+    with pytest.raises(EnvError, match=r"(?s)Scripted.*'y'.*observation_space.*observation_spaces"):
         env.get_observation_space("y")
 
 
 def test_a_wrapper_that_hides_the_agents_is_refused():
-    with pytest.raises(ConfigError, match="wrappers: 'EachAtItsPace' is a MultiAgentEnv, but a wrapper made a Wrapper"):
+    with pytest.raises(ConfigError, match=r"(?s)wrappers.*'EachAtItsPace'.*MultiAgentEnv"):
         config_of(EachAtItsPace).environment(wrappers=[gym.Wrapper]).build_algo()
 
 
 def test_a_step_of_another_form_names_the_step():
     env = MultiAgentEnvAdapter(Scripted({"script": [(seen(x=1), {}, {}, {})]}))
     env.reset(seed=0)
-    with pytest.raises(EnvError, match=r"Scripted, step 1: .*step\(\) returned 4 values"):
+    with pytest.raises(EnvError, match=r"(?s)Scripted.*step 1.*step\(\).*\b4\b"):
         env.step({})
 
 

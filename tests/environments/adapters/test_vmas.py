@@ -136,9 +136,9 @@ def test_it_is_found_by_name_and_by_class(fake):
 
 
 def test_errors(fake, monkeypatch):
-    with pytest.raises(EnvError, match=r"no scenario 'alikee'\. Did you mean 'alike'"):
+    with pytest.raises(EnvError, match=r"(?s)'alikee'.*'alike'"):
         make_env("vmas/alikee")
-    with pytest.raises(EnvError, match="needs a display"):
+    with pytest.raises(EnvError, match="display"):
         VmasEnv("alike", num_envs=1).render()
     monkeypatch.setitem(sys.modules, "vmas", None)
     with pytest.raises(EnvError, match=r"pip install vmas"):

@@ -234,10 +234,10 @@ def test_names_and_settings_are_those_of_make_env():
     ("call", "error", "words"),
     [
         (lambda: check_env("no_such_env"), EnvError, "no_such_env"),
-        (lambda: check_env(Sound(), env_config={"x": 1}), ConfigError, "that exists already"),
-        (lambda: check_env(Sound, env_config={"x": 1}), ConfigError, "does not accept 'x'"),
-        (lambda: check_env(Sound, episodes=0), ConfigError, "episodes must be a whole number of at least 1"),
-        (lambda: check_env(Sound, max_seconds=0), ConfigError, "max_seconds must be"),
+        (lambda: check_env(Sound(), env_config={"x": 1}), ConfigError, "exists"),
+        (lambda: check_env(Sound, env_config={"x": 1}), ConfigError, "'x'"),
+        (lambda: check_env(Sound, episodes=0), ConfigError, r"(?s)episodes.*\b1\b"),
+        (lambda: check_env(Sound, max_seconds=0), ConfigError, "max_seconds"),
     ],
 )
 def test_wrong_calls(call, error, words):

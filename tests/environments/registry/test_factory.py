@@ -45,7 +45,7 @@ def test_a_registered_name_gets_the_dict():
     env = make_env("pair_of_tests", {"size": 6})
     assert isinstance(env, Pair)
     assert env.size == 6
-    with pytest.raises(ConfigError, match="expected a function"):
+    with pytest.raises(ConfigError, match="function"):
         register_env("x", 3)  # pyright: ignore[reportArgumentType]
 
 
@@ -59,7 +59,7 @@ def test_a_registered_name_gets_the_dict():
     ],
 )
 def test_an_unknown_setting_is_named_with_the_closest(env, key, close):
-    with pytest.raises(ConfigError, match=f"does not accept '{key}'. Did you mean '{close}'"):
+    with pytest.raises(ConfigError, match=f"(?s)'{key}'.*'{close}'"):
         make_env(env, {key: 1})
 
 
@@ -77,7 +77,7 @@ def test_an_error_of_the_maker_is_shown_with_its_cause():
     def make(config):
         raise ValueError("no map\nof that size")
 
-    with pytest.raises(EnvError, match="'make' could not be made: ValueError: no map of that size") as raised:
+    with pytest.raises(EnvError, match=r"(?s)'make'.*ValueError") as raised:
         make_env(make)
     assert isinstance(raised.value.__cause__, ValueError)
 
@@ -86,18 +86,16 @@ def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
     def make(config):
         raise AssertionError
 
-    with pytest.raises(
-        EnvError, match=r"could not be made: AssertionError \(.*test_factory.py:\d+ in make\). Check its"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)AssertionError.*test_factory.py:\d+"):
         make_env(make)
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(EnvError, match="its maker returned a dict"):
+    with pytest.raises(EnvError, match="dict"):
         make_env(lambda: {})
-    with pytest.raises(EnvError, match="pass a function that makes it"):
+    with pytest.raises(EnvError, match="function"):
         make_env(Pair())
-    with pytest.raises(ConfigError, match="env_config: expected a dict"):
+    with pytest.raises(ConfigError, match="env_config"):
         make_env(Pair, 3)  # pyright: ignore[reportArgumentType]
 
 
@@ -127,9 +125,9 @@ def test_an_environment_survives_json_where_it_has_a_name():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"type": "registered", "name": "gone"}, "Call register_env"),
-        (env_to_json(lambda: None), "Pass the environment again"),
-        ({"type": "magic"}, "expected the description"),
+        ({"type": "registered", "name": "gone"}, "register_env"),
+        (env_to_json(lambda: None), "environment"),
+        ({"type": "magic"}, "description"),
     ],
 )
 def test_an_environment_without_a_name_has_to_be_passed_again(data, message):

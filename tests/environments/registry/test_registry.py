@@ -43,7 +43,7 @@ def test_an_environment_of_a_suite_has_short_names(name):
     assert isinstance(env, ParallelEnv)
     assert agent_ids(env) == ["agent_0", "agent_1"]
     assert env_name(name) == "simple_spread_v3"
-    with pytest.raises(ConfigError, match=r"does not accept 'max_cycle'. Did you mean 'max_cycles'"):
+    with pytest.raises(ConfigError, match=r"(?s)'max_cycle'.*'max_cycles'"):
         make_env(name, {"max_cycle": 1})
 
 
@@ -73,9 +73,7 @@ def test_a_module_has_the_name_of_its_file_too(user_module, tmp_path, monkeypatc
 def test_a_file_that_python_cannot_import_is_named(tmp_path, monkeypatch):
     (tmp_path / "away.py").write_text("")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not tmp_path.is_relative_to(path or "/nowhere")])
-    with pytest.raises(
-        EnvError, match=r"away.py:make': Python does not import from '.*'. Go there, and name .* 'away'"
-    ):
+    with pytest.raises(EnvError, match=r"(?s)away.py:make.*'away'"):
         make_env(f"{tmp_path}/away.py:make")
 
 
@@ -100,7 +98,7 @@ def test_an_id_that_was_registered_with_pettingzoo_is_found():
 
 def test_a_namespace_of_gymnasium_ids_names_the_package_that_has_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(EnvError, match=r"the package 'ale_py' is not installed. Install it with: pip install ale-py"):
+    with pytest.raises(EnvError, match=r"(?s)'ale_py'.*pip install ale-py"):
         make_env("ALE/Pong-v5")
 
 
@@ -132,31 +130,31 @@ def test_an_attribute_of_a_users_module_is_found(user_module):
         "from mpe2 import simple_spread_v3 as env\n\ndef make(agents=3):\n    return env.parallel_env(N=agents)\n",
     )
     assert len(agent_ids(make_env("env_of_user:make", {"agents": 1}))) == 1
-    with pytest.raises(ConfigError, match=r"'env_of_user:make' does not accept 'agnts'. Did you mean 'agents'"):
+    with pytest.raises(ConfigError, match=r"(?s)'env_of_user:make'.*'agnts'.*'agents'"):
         make_env("env_of_user:make", {"agnts": 1})
-    with pytest.raises(EnvError, match=r"has no 'mak'. Did you mean 'make'"):
+    with pytest.raises(EnvError, match=r"(?s)'mak'.*'make'"):
         make_env("env_of_user:mak")
-    with pytest.raises(EnvError, match="neither parallel_env nor env"):
+    with pytest.raises(EnvError, match="parallel_env"):
         make_env("env_of_user")
-    with pytest.raises(EnvError, match="Write 'env_of_user:make'"):
+    with pytest.raises(EnvError, match="'env_of_user:make'"):
         make_env("env_of_user.make")
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ("mpe2.simple_sprad_v3", "Did you mean 'simple_spread_v3'"),
-        ("pettingzoo.sisl.pursuit_v3", "Did you mean 'pursuit_v[45]'"),
+        ("mpe2.simple_sprad_v3", "'simple_spread_v3'"),
+        ("pettingzoo.sisl.pursuit_v3", r"'pursuit_v[45]'"),
         ("pettingzoo.mpe.simple_spread_v3", "Use 'mpe2.simple_spread_v3'.*pip install mpe2"),
-        ("simple_sprad_v3", "no such environment. Did you mean 'simple_spread_v3'"),
-        ("simple_spread-v2", "Did you mean 'simple_spread_v3'"),
-        ("mpe2/simple_sprad_v3", "'mpe2' has no module 'simple_sprad_v3'. Did you mean 'simple_spread_v3'"),
-        ("my_suite/zzz-v3", "no Gymnasium id of that name is registered.*its_package:my_suite/zzz-v3"),
-        ("CartPol-v1", "Did you mean 'CartPole-v1'"),
+        ("simple_sprad_v3", "'simple_spread_v3'"),
+        ("simple_spread-v2", "'simple_spread_v3'"),
+        ("mpe2/simple_sprad_v3", r"(?s)'mpe2'.*'simple_sprad_v3'.*'simple_spread_v3'"),
+        ("my_suite/zzz-v3", r"(?s)Gymnasium.*its_package.*my_suite/zzz-v3"),
+        ("CartPol-v1", "'CartPole-v1'"),
         ("magent2.environments.battle_v4", "pip install magent2"),
-        ("no_such_env", "neither a module 'no_such_env' nor a Gymnasium id"),
-        ("", "expected a name, a class or a function of env_config, but got ''"),
-        ("gymnasium:NoSuchThing-v0", "registers no Gymnasium id 'NoSuchThing-v0'"),
+        ("no_such_env", r"(?s)'no_such_env'.*Gymnasium"),
+        ("", r"(?s)env_config.*''"),
+        ("gymnasium:NoSuchThing-v0", r"(?s)Gymnasium.*'NoSuchThing-v0'"),
     ],
 )
 def test_an_unknown_environment_is_named_with_what_to_do(env, message):
@@ -170,7 +168,7 @@ def test_a_missing_dependency_of_a_family_names_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pettingzoo.sisl")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "Box2D", None)
-    with pytest.raises(EnvError, match=r'needs the package \'Box2D\'.*pip install "pettingzoo\[sisl\]"'):
+    with pytest.raises(EnvError, match=r"(?s)'Box2D'.*pip install .pettingzoo\[sisl\]"):
         make_env("pettingzoo.sisl.multiwalker_v9")
 
 
@@ -179,5 +177,5 @@ def test_a_missing_package_of_environments_names_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
-    with pytest.raises(EnvError, match=r"'mpe2' is not installed. Install it with: pip install mpe2"):
+    with pytest.raises(EnvError, match=r"(?s)'mpe2'.*pip install mpe2"):
         make_env(SPREAD)

@@ -22,17 +22,17 @@ BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
         (
             match_v0.parallel_env,
             "agnt_0",
-            r"agent 'agnt_0', which parallel_env does not have\. Did you mean 'agent_0'",
+            r"'agnt_0'.*parallel_env.*'agent_0'",
         ),
-        (match_v0.parallel_env, 7, r"agent 7, which parallel_env does not have\. Known: agent_0, agent_1"),
-        (last_stone_v0.env, "playr_0", r"agent 'playr_0', which env does not have\. Did you mean 'player_0'\?"),
-        ("CartPole-v1", "agent_0", r"agent 'agent_0', which CartPole-v1 does not have\. Known: default_agent\."),
+        (match_v0.parallel_env, 7, r"agent 7.*parallel_env.*agent_0.*agent_1"),
+        (last_stone_v0.env, "playr_0", r"'playr_0'.*'player_0'"),
+        ("CartPole-v1", "agent_0", r"'agent_0'.*CartPole-v1.*default_agent"),
     ],
     ids=["parallel", "number", "turns", "single"],
 )
 def test_a_space_for_an_agent_that_does_not_exist_is_named(kind, env, agent_id, hint):
     config = small_config(env).environment(**{kind: {agent_id: BOX}})
-    with pytest.raises(ConfigError, match=rf"^{kind}: a space is given for {hint}"):
+    with pytest.raises(ConfigError, match=f"(?s)^{kind}.*{hint}"):
         config.build_algo()
 
 

@@ -124,41 +124,41 @@ def test_python_values_survive_as_text_and_in_a_checkpoint(args, kwargs):
     "text", ["", ":4", "a b:4", "4", "a:1+1", "a:f(2)", "a:x=", "a:**b", "a:)", "a/b.c", "a:x=1,2"]
 )
 def test_a_text_that_cannot_be_read_is_refused(text):
-    with pytest.raises(ConfigError, match=r"wrappers: (expected|the arguments in)"):
+    with pytest.raises(ConfigError, match="wrappers"):
         PPOConfig().environment(CountingEnv, wrappers=[text])
 
 
 @pytest.mark.parametrize("wrappers", ["frame_skip_v0:4", plus_seven, 3, [3], {"frame_skip_v0": 4}])
 def test_what_is_no_list_of_wrappers_is_refused(wrappers):
-    with pytest.raises(ConfigError, match="wrappers: expected a"):
+    with pytest.raises(ConfigError, match="wrappers"):
         PPOConfig().environment(CountingEnv, wrappers=wrappers)
     changed = PPOConfig().environment(CountingEnv)
-    with pytest.raises(ConfigError, match="wrappers: expected a"):
+    with pytest.raises(ConfigError, match="wrappers"):
         changed.wrappers = wrappers
 
 
 def test_a_refused_wrapper_is_an_error_before_anything_is_built():
-    with pytest.raises(ConfigError, match=r"black_death_v3 is not applied.*agents that die.*need no wrapper"):
+    with pytest.raises(ConfigError, match="black_death_v3"):
         PPOConfig().environment(CountingEnv, wrappers=["black_death_v3"])
-    with pytest.raises(ConfigError, match=r"concat_vec_envs_v1 is not applied.*num_envs_per_env_runner"):
+    with pytest.raises(ConfigError, match=r"(?s)concat_vec_envs_v1.*num_envs_per_env_runner"):
         PPOConfig().environment(CountingEnv, wrappers=["supersuit.concat_vec_envs_v1:4"])
 
 
 @pytest.mark.parametrize(
     ("wrapper", "error", "message"),
     [
-        (lambda env: None, EnvError, "'CountingEnv': wrapper <lambda>: expected .* it returned a NoneType. Return"),
-        (lambda env: "env", EnvError, "returned a str"),
-        (Renaming, EnvError, r"Renaming: it changes possible_agents from \['a_0', 'a_1'\] to \['a_0', 'b'\]"),
-        (Agentless, EnvError, "Agentless: the environment that it returns has no attribute 'agents' after reset"),
-        (lambda env: CountingGym(), EnvError, "turns a PettingZoo environment into a Gymnasium one"),
-        (lambda env: 1 / 0, EnvError, r"<lambda> failed: ZeroDivisionError: division by zero \(.*\)\. .* 'a_0'"),
-        (functools.partial(Plus, nummber=2), ConfigError, "Plus: .*'nummber'. Did you mean 'number'?"),
-        (f"{COUNTING}.Plus:1,2", ConfigError, "too many positional arguments. Its arguments are: number."),
-        (f"{COUNTING}.plus_seven:1", ConfigError, "It takes no arguments."),
-        (f"{COUNTING}.Pluss", ConfigError, f"'{COUNTING}' has no 'Pluss'. Did you mean 'Plus'?"),
-        ("no_such_module.wrapper", ConfigError, "there is no module 'no_such_module'"),
-        ("os.path:join", ConfigError, "expected 'os.path' to be a class or function.*with a dot"),
+        (lambda env: None, EnvError, r"(?s)'CountingEnv'.*NoneType"),
+        (lambda env: "env", EnvError, r"\bstr\b"),
+        (Renaming, EnvError, r"(?s)Renaming.*possible_agents.*\['a_0', 'a_1'\].*\['a_0', 'b'\]"),
+        (Agentless, EnvError, r"(?s)Agentless.*'agents'"),
+        (lambda env: CountingGym(), EnvError, r"(?s)PettingZoo.*Gymnasium"),
+        (lambda env: 1 / 0, EnvError, r"(?s)ZeroDivisionError.*'a_0'"),
+        (functools.partial(Plus, nummber=2), ConfigError, r"(?s)Plus.*'nummber'.*'number'"),
+        (f"{COUNTING}.Plus:1,2", ConfigError, r"(?s)positional.*number"),
+        (f"{COUNTING}.plus_seven:1", ConfigError, "no arguments"),
+        (f"{COUNTING}.Pluss", ConfigError, f"(?s)'{COUNTING}'.*'Pluss'.*'Plus'"),
+        ("no_such_module.wrapper", ConfigError, "'no_such_module'"),
+        ("os.path:join", ConfigError, r"'os.path'"),
     ],
 )
 def test_a_wrapper_that_does_not_work_is_named(wrapper, error, message):
@@ -167,17 +167,17 @@ def test_a_wrapper_that_does_not_work_is_named(wrapper, error, message):
 
 
 def test_a_vector_of_environments_is_refused_with_what_to_use():
-    with pytest.raises(EnvError, match=r"it returned a SyncVectorEnv\. Leave it out, and set num_envs_per_env_runner"):
+    with pytest.raises(EnvError, match=r"(?s)SyncVectorEnv.*num_envs_per_env_runner"):
         make_env("CartPole-v1", wrappers=[lambda env: gymnasium.vector.SyncVectorEnv([lambda: env])])
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("frame_skip_v9", "has no 'frame_skip_v9'. Use 'frame_skip_v0'."),
-        ("farme_skip_v0", "Did you mean 'frame_skip_v0'?"),
-        ("supersuit.frame_skip", "Did you mean 'frame_skip_v0'?"),
-        ("MyWrapper", "A wrapper of your own needs its module: my_module.MyWrapper"),
+        ("frame_skip_v9", r"(?s)'frame_skip_v9'.*'frame_skip_v0'"),
+        ("farme_skip_v0", "'frame_skip_v0'"),
+        ("supersuit.frame_skip", "'frame_skip_v0'"),
+        ("MyWrapper", r"my_module.MyWrapper"),
     ],
 )
 def test_a_name_that_supersuit_does_not_have_is_an_error(name, message):
@@ -194,7 +194,7 @@ def test_a_missing_supersuit_names_what_to_install(missing, monkeypatch, tmp_pat
     for name in [name for name in sys.modules if name.partition(".")[0] in ("supersuit", missing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingDependencyError, match=rf"(?i){missing}.*not installed.*pip install {missing}"):
+    with pytest.raises(MissingDependencyError, match=f"(?si){missing}.*pip install {missing}"):
         make_env(CountingEnv, wrappers=["frame_skip_v0:4"])
 
 
@@ -214,9 +214,9 @@ def test_a_wrapped_environment_can_be_checked():
     report = check_env("CartPole-v1", wrappers=["gymnasium.wrappers.TimeLimit:7"], conformance=False)
     assert (report.name, report.ok) == ("CartPole-v1", True)
     assert max(report.measurements.episode_lengths) == 7
-    with pytest.raises(ConfigError, match="does not accept 'max_stepss'"):
+    with pytest.raises(ConfigError, match="'max_stepss'"):
         check_env("CartPole-v1", env_config={"max_stepss": 5}, wrappers=["gymnasium.wrappers.TimeLimit:7"])
-    with pytest.raises(ConfigError, match="env_config and wrappers are for making"):
+    with pytest.raises(ConfigError, match="env_config"):
         check_env(make_env("CartPole-v1"), wrappers=["gymnasium.wrappers.TimeLimit:7"])
 
 
@@ -278,9 +278,9 @@ def test_wrappers_in_a_checkpoint_are_found_again_by_name():
     "wrapper", [lambda env: env, functools.partial(Plus, number=NUMBERS), functools.partial(Plus, number=float("inf"))]
 )
 def test_a_wrapper_without_a_name_has_to_be_passed_again(wrapper):
-    with pytest.raises(CheckpointError, match=r"cannot be imported by name.*from_checkpoint\(path, config=...\)"):
+    with pytest.raises(CheckpointError, match=r"from_checkpoint\(path, config=...\)"):
         wrappers_from_json(wrappers_to_json([wrapper]))
-    with pytest.raises(CheckpointError, match="expected the description of a wrapper"):
+    with pytest.raises(CheckpointError, match="description"):
         wrappers_from_json([{"type": "spell"}])
 
 
@@ -289,7 +289,7 @@ def test_a_checkpoint_with_a_lambda_is_restored_with_its_config(tmp_path):
     algo = run.build_algo()
     algo.train()
     algo.save_to_path(tmp_path / "one")
-    with pytest.raises(CheckpointError, match=r"wrappers: the checkpoint was made with '.*<lambda>'"):
+    with pytest.raises(CheckpointError, match="wrappers"):
         Algorithm.from_checkpoint(tmp_path / "one")
     again = Algorithm.from_checkpoint(tmp_path / "one", config=run)
     assert again.train()["learners"] == algo.train()["learners"]

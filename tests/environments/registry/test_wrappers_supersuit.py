@@ -177,7 +177,7 @@ def test_observations_of_a_turn_based_environment(wrapper, space, wrapped, expec
 @pytest.mark.parametrize(("wrapper", "space", "wrapped", "expected"), OBSERVATIONS)
 def test_observations_of_a_gymnasium_environment(wrapper, space, wrapped, expected):
     if wrapper == "agent_indicator_v0":
-        with pytest.raises(EnvError, match="agent_indicator_v0 only accepts an AECEnv or ParallelEnv"):
+        with pytest.raises(EnvError, match=r"(?s)agent_indicator_v0.*AECEnv.*ParallelEnv"):
             make_env(functools.partial(CountingGym, obs=space), wrappers=[wrapper])
         return
     env = make_env(functools.partial(CountingGym, obs=space), wrappers=[wrapper])
@@ -335,7 +335,7 @@ def test_dying_agents_are_told_the_same_through_a_wrapper():
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_does_not_work_here_is_refused_by_name(name):
     for wrapper in (f"{name}:2", f"supersuit.{name}", getattr(supersuit, name), of(name, num_envs=2)):
-        with pytest.raises(ConfigError, match=f"{name} is not applied, because it"):
+        with pytest.raises(ConfigError, match=name):
             make_env(CountingEnv, wrappers=[wrapper])
 
 

@@ -31,22 +31,20 @@ def config_of(make, num_envs):
 def test_a_maker_that_returns_the_same_environment_is_named():
     make, config = one_cart_pole()
     line = make.__code__.co_firstlineno
-    with pytest.raises(
-        EnvError, match=rf"'returns_the_same' \(.*test_envs_in_use\.py:{line}\).* 1 got the same CartPole"
-    ):
+    with pytest.raises(EnvError, match=rf"(?s)'returns_the_same'.*test_envs_in_use\.py:{line}.*\b1\b.*CartPole"):
         config.build_algo()
 
 
 def test_wrappers_around_the_same_environment_do_not_hide_it():
     _, config = one_cart_pole(wrap=lambda env: gymnasium.wrappers.TimeLimit(env, 10))
-    with pytest.raises(EnvError, match="Make a new environment in each call"):
+    with pytest.raises(EnvError, match="each call"):
         config.build_algo()
 
 
 @pytest.mark.parametrize("env", [LifeEnv(), ScriptedAEC([Beat("a")])], ids=["parallel", "turn-based"])
 def test_the_same_holds_for_pettingzoo_environments(env):
     config = small_config(lambda config: env, disable_env_checking=True).multi_agent(policies="independent")
-    with pytest.raises(EnvError, match=f"1 got the same {type(env.unwrapped).__name__} object as sub-environment 0"):
+    with pytest.raises(EnvError, match=rf"(?s)\b1\b.*{type(env.unwrapped).__name__}.*sub-environment 0"):
         config.env_runners(num_envs_per_env_runner=2).build_algo()
 
 
@@ -58,7 +56,7 @@ def test_the_same_holds_inside_of_a_vector_env(disabled):
         return SyncVectorEnv([lambda: env] * num_envs)
 
     config = config_of(makes_vector, 2).environment(disable_env_checking=disabled)
-    with pytest.raises(EnvError, match=r"'makes_vector'.* 1 got the same CartPoleEnv object as sub-environment 0, so"):
+    with pytest.raises(EnvError, match=r"(?s)'makes_vector'.*\b1\b.*CartPoleEnv.*sub-environment 0"):
         config.build_algo()
 
 
@@ -66,7 +64,7 @@ def test_an_environment_cannot_train_and_evaluate_at_once():
     _, config = one_cart_pole(num_envs=1)
     algo = config.build_algo()
     algo.train()
-    with pytest.raises(EnvError, match="0 got the same CartPoleEnv object as sub-environment 0 of another env runner"):
+    with pytest.raises(EnvError, match=r"(?s)\b0\b.*CartPoleEnv.*sub-environment 0"):
         algo.evaluate()
     algo.train()  # it was not touched
     algo.stop()
@@ -74,7 +72,7 @@ def test_an_environment_cannot_train_and_evaluate_at_once():
 
 def test_a_list_with_one_environment_is_refused_and_releases_it():
     env = LifeEnv()
-    with pytest.raises(EnvError, match=r"VectorEnv: .* 1 got the same LifeEnv object"):
+    with pytest.raises(EnvError, match=r"(?s)VectorEnv.*\b1\b.*LifeEnv"):
         VectorEnv([env] * 4, seed=0)
     VectorEnv([env, LifeEnv()], seed=0).reset_all()
 
@@ -96,7 +94,7 @@ def test_worker_processes_have_copies_of_their_own():
     config = small_config(ReturnsTheSame(), disable_env_checking=True).multi_agent(policies="shared")
     with config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo() as algo:
         algo.env_runner.sample(num_timesteps=4)
-    with pytest.raises(EnvError, match="1 got the same LifeEnv object as sub-environment 0"):
+    with pytest.raises(EnvError, match=r"(?s)\b1\b.*LifeEnv.*sub-environment 0"):
         config.env_runners(num_envs_per_env_runner=2, num_env_workers=1).build_algo()
 
 

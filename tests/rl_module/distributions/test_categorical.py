@@ -53,9 +53,9 @@ def test_the_class_for_equal_spaces_is_one_and_the_same():
     assert default_distribution(both[0]) is not default_distribution(both[0], "beta")
     lens = TorchMultiCategorical.from_logits(LOGITS, input_lens=[2, 4, 1])
     assert type(lens) is default_distribution(UNEQUAL)
-    with pytest.raises(ModuleError, match=r"got 7 logits for choices of \(2, 2, 2\) values"):
+    with pytest.raises(ModuleError, match=r"(?s)\b7\b.*\(2, 2, 2\)"):
         default_distribution(EQUAL).from_logits(LOGITS)
-    with pytest.raises(ModuleError, match="got 7 logits"):
+    with pytest.raises(ModuleError, match=r"\b7 logits"):
         TorchMultiCategorical.from_logits(LOGITS)
 
 
@@ -140,9 +140,9 @@ def test_a_mask_over_bits_says_what_each_may_be():
 
 
 def test_masks_that_do_not_fit_are_errors():
-    with pytest.raises(ModuleError, match=r"shape is \(4, 7\).*should be \(4, 14\): 2 numbers for each"):
+    with pytest.raises(ModuleError, match=r"(?s)\(4, 7\).*\(4, 14\).*\b2\b"):
         TorchBernoulli.apply_action_mask(LOGITS, torch.ones(4, 7))
-    with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
+    with pytest.raises(ModuleError, match=r"\(4, 7\)"):
         default_distribution(UNEQUAL).apply_action_mask(LOGITS, torch.ones(4, 6))
 
 
@@ -181,5 +181,5 @@ def test_masks_are_applied_to_arrays_as_to_tensors():
         assert np.array_equal(
             several.apply_action_mask(LOGITS.numpy(), given), several.apply_action_mask(LOGITS, given)
         )
-    with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
+    with pytest.raises(ModuleError, match=r"\(4, 7\)"):
         TorchCategorical.apply_action_mask(LOGITS.numpy(), masks[:, 1:])

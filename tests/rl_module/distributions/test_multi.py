@@ -74,7 +74,7 @@ def test_a_mask_over_parts_forbids_in_each_that_has_choices():
     assert torch.equal(found, torch.cat(expected, -1))
     assert torch.equal(dist_cls.apply_action_mask(inputs.expand(3, 6, 18), mask.expand(3, 6, 17))[1], found)
     assert torch.equal(found[0], inputs[0])
-    with pytest.raises(ModuleError, match=r"its shape is \(6, 16\), but should be \(6, 17\).*'move': 6"):
+    with pytest.raises(ModuleError, match=r"(?s)\(6, 16\).*\(6, 17\).*'move'.*\b6\b"):
         dist_cls.apply_action_mask(inputs, mask[:, 1:])
 
 
@@ -97,7 +97,7 @@ def test_where_masks_leave_one_action_in_each_part_nothing_is_random():
 def test_box_parts_take_the_distribution_that_was_asked_for():
     dist_cls = default_distribution(NESTED, "beta")
     assert dist_cls.parts[1].dist_cls.parts[0].dist_cls is TorchBeta
-    with pytest.raises(ConfigError, match=r"action_distribution: unknown 'betta'. Did you mean 'beta'"):
+    with pytest.raises(ConfigError, match=r"(?s)action_distribution.*'betta'.*'beta'"):
         default_distribution(NESTED, "betta")
 
 

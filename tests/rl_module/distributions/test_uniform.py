@@ -39,5 +39,5 @@ def test_noise_is_the_position_between_the_bounds():
 
 def test_it_needs_two_numbers_for_each_of_a_bounded_action():
     assert TorchUniform.required_input_dim(spaces.Box(-2.0, 3.0, (2, 3))) == 12
-    with pytest.raises(ModuleError, match="has no bounds"):
+    with pytest.raises(ModuleError, match="bounds"):
         TorchUniform.required_input_dim(spaces.Box(0.0, np.inf, (2,)))
