@@ -385,12 +385,15 @@ class EpisodeTracker:
         """Undoes a step that failed before any agent acted. Then all lanes wait in the rows that they last acted on.
 
         Args:
-            moved: For each group, the numbers of the lanes that ``apply`` moves (None for all that act), and the
-                positions of their newest rows before the step.
+            moved: For each group, the numbers of the lanes that ``apply`` moves, and their newest rows before the step;
+                or None for all lanes that act, and the positions of these rows.
             joined: The ``env_index`` and the agent id of agents that may have joined in the step.
         """
-        for group, numbers, positions in moved:
-            group.rewind(group.acting_numbers if numbers is None else numbers, positions)
+        for group, numbers, places in moved:
+            if numbers is None:
+                group.rewind(group.acting_numbers, places)
+            else:  # for agents that joined, the rollout may have been widened, which changes all positions
+                group.rewind(numbers, places * group.rollout.num_lanes + numbers)
         for env_index, agent_id in joined:
             lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
             if lane is None or not isinstance(episode, MultiAgentEpisode):

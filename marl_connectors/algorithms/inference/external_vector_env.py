@@ -67,8 +67,8 @@ class ExternalVectorEnv:
         agents: The agents of the newest call; empty if their rows have to be worked out again.
         calls: The number of calls since the last ``restart``.
         over: The sub-environments in which the next call begins an episode.
-        moved: The lanes that the newest call has moved forward, by group, with the positions of their former rows. None
-            stands for all lanes of the group that act.
+        moved: The lanes that the newest call has moved forward, by group, with their former rows. None stands for all
+            lanes of the group that act, with the positions of these rows.
         joined: The sub-environments and agents that have joined in the newest call.
         num_acted: The number of actions of each agent so far.
     """
@@ -309,7 +309,7 @@ class ExternalVectorEnv:
 
 
 def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarray, np.ndarray]:
-    return group, numbers, group.rollout.cursor[numbers]
+    return group, numbers, group.rows_of(numbers)
 
 
 def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:

@@ -145,6 +145,21 @@ def test_whatever_comes_and_goes_a_batch_does_what_its_environments_do_alone(loa
         play(loaded, seed)
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_call_that_fails_while_agents_join_changes_nothing(loaded, first):
+    """The rollout is widened for agents that join, so that the rows of the others are elsewhere in it."""
+    rng, failed, other = np.random.default_rng(first), loaded(), loaded()
+    shape = failed._spaces[AGENTS[0]][0].shape
+    for number in (first, 4, 4, 4):
+        seen = {agent_id: rng.normal(size=(2, *shape)).astype(np.float32) for agent_id in AGENTS[:number]}
+        paid = {agent_id: rng.normal(size=2) for agent_id in seen}
+        if number == 4:
+            with pytest.raises(MarlConnectorsError):
+                failed.actions({**seen, AGENTS[3]: np.full((2, *shape), np.nan, np.float32)}, rewards=paid)
+        own, expected = failed.actions(seen, rewards=paid), other.actions(seen, rewards=paid)
+        assert {a: x.tolist() for a, x in own.items()} == {a: x.tolist() for a, x in expected.items()}
+
+
 @pytest.mark.few(1)
 def test_what_is_drawn_in_an_environment_does_not_depend_on_the_others(loaded):
     few, many = (loaded(explore=True, seed=5) for _ in range(2))
