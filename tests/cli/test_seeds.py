@@ -391,7 +391,7 @@ def test_a_signal_reaches_the_processes_also_after_another_run_was_interrupted_a
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_processes_stop_in_order_and_go_on_as_if_never_stopped(tmp_path):
     words = [sys.executable, "-m", "marl_connectors", "train"]
-    settings = "CartPole-v1 --steps 40000 --baseline-seconds 1 --eval-episodes 2 --no-video --seeds 0-1 --parallel 2"
+    settings = "CartPole-v1 --steps 40000 --baseline-seconds 60 --eval-episodes 2 --no-video --seeds 0-1 --parallel 2"
     out = tmp_path / "stopped"
     process = subprocess.Popen([*words, *settings.split(), "--out", str(out)], start_new_session=True)
     while not all((out / f"seed{seed}" / "metrics.jsonl").exists() for seed in (0, 1)):
