@@ -83,6 +83,8 @@ from marl_connectors.validators import instance_of, integer, optional
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+
 _LOG = logging.getLogger(__name__)
 _LOG_OF_MASKS = logging.getLogger("marl_connectors.action_masks")
 """Says that masks are ignored. The command line silences it, because it prints what becomes of masks itself."""
@@ -314,7 +316,7 @@ class Algorithm(RefusesIgnoredMethods):
         return self._remote_env_runners([1] * number, module_to_env, for_evaluation=True) if number else None
 
     def _remote_env_runners(
-        self, num_envs: Sequence[int], module_to_env: Any, for_evaluation: bool = False
+        self, num_envs: Sequence[int], module_to_env: ModuleToEnvPipeline, for_evaluation: bool = False
     ) -> RemoteEnvRunners:
         return self._remote.env_runners(
             self._blueprint,

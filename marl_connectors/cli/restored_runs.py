@@ -25,6 +25,7 @@ from marl_connectors.programs import PROGRAM, command
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_state import AlgorithmState
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 _WITHOUT_NAME = "not[ _]importable"
 """What a checkpoint has in place of an object without a name, such as a lambda."""
@@ -314,7 +315,7 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
         ) from error
 
 
-def _without_names(config: Any, state: AlgorithmState) -> dict[str, Any]:
+def _without_names(config: AlgorithmConfig, state: AlgorithmState) -> dict[str, Any]:
     """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
     kept = state.config.settings
     missing = [name for name in kept if re.search(_WITHOUT_NAME, json.dumps(kept[name]))]

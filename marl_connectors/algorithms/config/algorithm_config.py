@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
     from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -372,11 +373,13 @@ class AlgorithmConfig(
         """Returns the learner class that is used if the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Adds what an algorithm needs to a module's spec, whose spaces and model config are known."""
         return spec
 
-    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+    def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[Any]:
         """Returns the pieces that an algorithm needs after AddColumnsFromEpisodesToTrainBatch."""
         return []
 

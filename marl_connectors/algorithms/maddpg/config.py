@@ -12,6 +12,8 @@ from marl_connectors.validators import boolean, integer, number, optional, secti
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
 
 
 @section
@@ -80,7 +82,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         """False: the policies are deterministic."""
         return False
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns ``twin_q`` and the number of the critic's inputs."""
         return {"twin_q": self.twin_q, "critic_inputs": self.joint_inputs(setup, env_to_module).size}
 
@@ -106,7 +108,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         held = env_to_module.observation_space_in_episodes.spaces
         return JointInputs({a: (held[a], setup.agent_spaces(a)[1]) for a in setup.agent_ids})
 
-    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+    def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[Any]:
         """Returns the piece that adds the observations and actions of all agents."""
         from marl_connectors.algorithms.maddpg.joint_inputs import AddJointInputsToTrainBatch
 

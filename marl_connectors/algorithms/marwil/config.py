@@ -15,6 +15,8 @@ from marl_connectors.validators import boolean, number, section, setting
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
@@ -117,7 +119,9 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
 
         return MARWILLearner
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Returns the spec unchanged, after a check that its action distribution covers the action space.
 
         Raises:

@@ -146,13 +146,13 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         kept = super()._checked(name, value, who)
+        if name == "algorithm_configs":
+            return {pattern: _checked_algorithm(pattern, config, who) for pattern, config in kept.items()}
         if name == "policies_to_train" and callable(kept) and reads_batches(kept):
             raise ConfigError(
                 f"{who}: policies_to_train: expected fn(module_id), because each algorithm has its own batches. Leave "
                 f"out the argument for the batch."
             )
-        if name == "algorithm_configs":
-            return {pattern: _checked_algorithm(pattern, config, who) for pattern, config in kept.items()}
         return kept
 
     def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _of_algorithms(who: str, setting: str) -> str:
     )
 
 
-def _checked_algorithm(pattern: str, config: Any, who: str) -> AlgorithmConfig:
+def _checked_algorithm(pattern: str, config: AlgorithmConfig, who: str) -> AlgorithmConfig:
     """Returns a copy of the config of an algorithm.
 
     Raises:

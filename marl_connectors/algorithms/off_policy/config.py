@@ -25,6 +25,8 @@ from marl_connectors.validators import (
 )
 
 if TYPE_CHECKING:
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
     from marl_connectors.replay_buffers.n_step import NStep
     from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -134,7 +136,9 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
         """Returns the ``learner_class`` of the algorithm."""
         return self.algo_class.learner_class or super().get_default_learner_class()
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Adds ``model_settings`` to the settings of the default module.
 
         Raises:
@@ -147,7 +151,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
         check_action_bounds(self, completed, module_class, getattr(module_class, "action_distribution", UNBOUNDED))
         return completed
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns what the algorithm sets in the ``model_config`` of its default module; nothing unless overridden.
 
         Args:
