@@ -74,7 +74,7 @@ def summaries() -> str:
     return "; ".join(f"{name}: {known.summary}" for name, known in ALGORITHMS.items())
 
 
-def config_class(algo: str) -> Any:
+def config_class(algo: str) -> type[AlgorithmConfig]:
     """Returns the class of an algorithm's config."""
     return import_attribute(ALGORITHMS[algo].config, who="--algo", error=ConfigError)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 
-def new_config(tree: Mapping[str, Any]) -> Any:
+def new_config(tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config of a complete tree: that of its Python file or a new one, with its settings."""
     if tree.get(SOURCE) is not None:
         return configured(load_config(tree[SOURCE]), tree)
@@ -57,7 +57,7 @@ def new_config(tree: Mapping[str, Any]) -> Any:
     return configured(config_class(tree[ALGO])().rl_module(model_config=DefaultModelConfig()), tree)
 
 
-def configured(config: AlgorithmConfig, tree: Mapping[str, Any]) -> Any:
+def configured(config: AlgorithmConfig, tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config with the settings of a tree.
 
     The numbers of all sub-environments and of the steps in a train batch stay the same with other numbers of env
@@ -178,7 +178,7 @@ def is_remote(config: AlgorithmConfig) -> bool:
     return any((config.num_env_runners, config.evaluation_num_env_runners, config.num_learners))
 
 
-def in_this_process(config: AlgorithmConfig) -> Any:
+def in_this_process(config: AlgorithmConfig) -> AlgorithmConfig:
     """Returns a config with the same sub-environments and train batches, whose env runners and learners are local."""
     if not is_remote(config):
         return config
@@ -193,7 +193,7 @@ def in_this_process(config: AlgorithmConfig) -> Any:
 # What depends on the environment -------------------------------------------------------------------------------------
 
 
-def make_config(tree: Mapping[str, Any]) -> Any:
+def make_config(tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config of ``new_config``, with an opponent for evaluations and a measure of success.
 
     Raises:

@@ -97,7 +97,7 @@ def _check(given: dict[str, Any]) -> None:
         )
 
 
-def _algorithm(given: dict[str, Any]) -> Any:
+def _algorithm(given: dict[str, Any]) -> Algorithm:
     """Builds the algorithm of the run, or one for random play."""
     if given["source"] != RANDOM:
         checkpoint = checkpoint_named(given["source"], "record")

@@ -169,7 +169,7 @@ class _Sweep:
     trials: int
     parallel: int
     pruner: str
-    config: Any
+    config: AlgorithmConfig
     _running: dict[str, _Running] = field(default_factory=dict)
 
     def run(self) -> int:
@@ -447,6 +447,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         for value in space.ends():
             tried = make_config(resolved(user, searched_tree({name: value}, config)))
             training_run.check_extras(tried)
+            assert tried.steps is not None
             too_short |= dict.fromkeys(_without_learning(tried.steps, tried, metric))
     name = training_run.folder_name(config).removesuffix(f"-seed{config.seed}")
     path = new_folder(out, f"{name}-sweep")

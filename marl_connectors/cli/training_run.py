@@ -161,7 +161,7 @@ class _Training:
         trusted: As in ``Algorithm.from_checkpoint``.
     """
 
-    algo: Any
+    algo: Algorithm
     out: Path
     facts: Mapping[str, Any]
     numbered: bool = False
@@ -187,6 +187,7 @@ class _Training:
         if caller.signal is not None:
             return exit_status(caller.signal)
         if suggests:
+            assert config.steps is not None
             steps = suggestions.more_steps(config.steps, max(algo.num_agent_steps, config.steps))
             events = path / run_files.EVENTS if "tensorboard" in config.track else None
             commands = suggestions.after_a_run(path, steps, events=events, trusted=self.trusted)
@@ -216,7 +217,7 @@ def _new(tree: Tree) -> _Training:
     return _Training(algo, out, facts_of(tree), numbered)
 
 
-def built(config: AlgorithmConfig, tree: Mapping[str, Any]) -> Any:
+def built(config: AlgorithmConfig, tree: Mapping[str, Any]) -> Algorithm:
     """Builds the ``Algorithm`` of a new run."""
     use_threads(tree["run.threads"])
     return config.build_algo()

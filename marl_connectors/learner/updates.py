@@ -26,6 +26,7 @@ from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
     from marl_connectors.learner.learner import Learner
 
 
@@ -132,7 +133,7 @@ class Steps:
     batch: ColumnBatch
     rows: Sequence[GroupRows]
     module: MultiRLModule
-    config: Any
+    config: AlgorithmConfig
     is_updated: Callable[[ModuleID, Mapping[ModuleID, Any] | None], bool]
     stacking_key: Callable[[Any], Hashable] | None
     has_shared_parameters: bool

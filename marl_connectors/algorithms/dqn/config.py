@@ -10,6 +10,7 @@ from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, one_of, section, setting
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.dqn.learner import DQN
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.registry.spec import EnvSpec
 
@@ -59,6 +60,11 @@ class DQNConfig(OffPolicyConfig, DQNTraining):
 
     _algo_class = "marl_connectors.algorithms.dqn.learner:DQN"
     training = chain(DQNTraining)
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> DQN: ...
+        def build(self, env: Any = None) -> DQN: ...
 
     @property
     def draws_actions(self) -> bool:

@@ -41,6 +41,7 @@ from marl_connectors.validators import integer
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.results import TrainResults
 
 PARTS: tuple[type[Part], ...] = (Baselines, Tracking, ClosingEvaluation, Videos)
 """What a run makes in its folder beside results, checkpoints and curves, in the order in which it is made."""
@@ -226,7 +227,7 @@ class _Loop:
             saver.save(self._algo.iteration)
             run.folder.draw_curves()
 
-    def _log(self, result: dict[str, Any]) -> None:
+    def _log(self, result: TrainResults) -> None:
         """Writes the result of an iteration. The first one makes the folder a run."""
         run = self._run
         if run is None:
@@ -258,7 +259,7 @@ class _Loop:
                     return word, f"{key} is {counts[key]:,} already, at least {level:,.15g}"
         return "", ""
 
-    def _end(self, result: dict[str, Any]) -> tuple[str, str]:
+    def _end(self, result: TrainResults) -> tuple[str, str]:
         """Returns why the call ends after an iteration, as a word and as a sentence; two empty texts if it goes on."""
         goal = self._goal
         if met := self._conditions.met_by(result):

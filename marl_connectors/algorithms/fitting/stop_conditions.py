@@ -60,7 +60,7 @@ class StopConditions:
     def __bool__(self) -> bool:
         return self._function is not None or bool(self._levels)
 
-    def met_by(self, result: dict[str, Any]) -> str:
+    def met_by(self, result: Any) -> str:
         """Returns the condition that the result of an iteration meets, in words; "" if it meets none.
 
         Raises:

@@ -11,6 +11,7 @@ from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, either, number, one_of, optional, section, setting
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.sac.learner import SAC
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.registry.spec import EnvSpec
 
@@ -63,6 +64,11 @@ class SACConfig(OffPolicyConfig, SACTraining):
     _algo_class = "marl_connectors.algorithms.sac.learner:SAC"
     _own_rates = "actor_lr", "critic_lr", "alpha_lr"
     training = chain(SACTraining)
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> SAC: ...
+        def build(self, env: Any = None) -> SAC: ...
 
     def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns ``twin_q`` and ``initial_alpha``."""
