@@ -54,4 +54,4 @@ def test_an_editor_knows_the_algorithm_its_results_and_the_arguments_of_a_piece(
         "ColumnGroup",
         "Any",
     ]
-    assert [line for line, text in found if not text.startswith("Type of")] == [24]
+    assert [line for line, text in found if not text.startswith("Type of")] == [23]
