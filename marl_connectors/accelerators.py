@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from marl_connectors.episodes.batch import ColumnGroup
+    from marl_connectors.learner.learner import Learner
     from marl_connectors.typing import ModuleID
 
 _FOLDER = "marl_connectors.accelerate"
@@ -121,7 +122,7 @@ def _outputs_of() -> Callable[[Any, Any], Tensor | None] | None:
 # Updates.
 
 
-def bind_update(learner: Any, module_ids: Sequence[ModuleID]) -> BoundUpdate | None:
+def bind_update(learner: Learner, module_ids: Sequence[ModuleID]) -> BoundUpdate | None:
     """Returns the update of modules with the learner's loss. It is valid as long as the learner's settings are.
 
     Args:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from gymnasium import Space
@@ -82,6 +82,9 @@ from marl_connectors.validators import instance_of, integer, optional
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from marl_connectors.algorithms.results import TrainResults
+    from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 
 _LOG = logging.getLogger(__name__)
 _LOG_OF_MASKS = logging.getLogger("marl_connectors.action_masks")
@@ -314,7 +317,7 @@ class Algorithm(RefusesIgnoredMethods):
         return self._remote_env_runners([1] * number, module_to_env, for_evaluation=True) if number else None
 
     def _remote_env_runners(
-        self, num_envs: Sequence[int], module_to_env: Any, for_evaluation: bool = False
+        self, num_envs: Sequence[int], module_to_env: ModuleToEnvPipeline, for_evaluation: bool = False
     ) -> RemoteEnvRunners:
         return self._remote.env_runners(
             self._blueprint,
@@ -414,7 +417,7 @@ class Algorithm(RefusesIgnoredMethods):
     # Training.
 
     @torch.inference_mode(False)
-    def train(self) -> dict[str, Any]:
+    def train(self) -> TrainResults:
         """Runs one iteration. If it fails or is interrupted, the algorithm goes back to where it was before.
 
         After an error in an environment, a module or a piece, the next iteration begins new episodes.
@@ -434,7 +437,7 @@ class Algorithm(RefusesIgnoredMethods):
                 _LOG.warning("Episodes were lost with a node (%s). The iteration is repeated.", type(error).__name__)
         raise AssertionError
 
-    def _run_iteration(self) -> dict[str, Any]:
+    def _run_iteration(self) -> TrainResults:
         began = time.perf_counter()
         interval = self.config.evaluation_interval
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
@@ -475,7 +478,7 @@ class Algorithm(RefusesIgnoredMethods):
         if interval is not None and self.iteration % interval == 0:
             result["offline_evaluation"] = self.evaluate_offline()
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-        return with_logged(result, self.metrics)
+        return cast("TrainResults", with_logged(result, self.metrics))
 
     def fit(
         self,

@@ -671,7 +671,7 @@ def described_env(config: AlgorithmConfig, env: Any, spaces: Mapping[str, Any] |
     return EnvSpec(lambda: env, {}, **given_spaces)
 
 
-def multi_rl_module_spec(config: AlgorithmConfig, setup: Any, inference_only: bool | None) -> MultiRLModuleSpec:
+def multi_rl_module_spec(config: AlgorithmConfig, setup: EnvSpec, inference_only: bool | None) -> MultiRLModuleSpec:
     """Returns the complete spec of all modules."""
     env_to_module, _ = build_env_to_module(config, setup)
     found = dataclasses.replace(multi_spec_of(config), rl_module_specs=_specs_of_config(config, setup, env_to_module))

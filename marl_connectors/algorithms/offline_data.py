@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -27,6 +27,9 @@ from marl_connectors.offline.episode_writer import EpisodeWriter, EpisodeWriterS
 from marl_connectors.offline.fit import Fit
 from marl_connectors.state import State
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.environments.registry.spec import EnvSpec
 
 WRITERS: Final = (
     ObservationTransform,
@@ -81,7 +84,7 @@ class OfflineData:
     def __init__(
         self,
         config: AlgorithmConfig,
-        setup: Any,
+        setup: EnvSpec,
         env_to_module: Iterable[ConnectorV2],
         learner_pieces: Iterable[ConnectorV2],
         module_ids: Callable[[], Collection[ModuleID]],

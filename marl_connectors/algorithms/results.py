@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, summarize
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.metrics import by_pipeline, reduced, with_logged
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+
+    class TrainResults(TypedDict, extra_items=Any):
+        """What ``Algorithm.train()`` returns for an iteration: the keys that are always there, and others by settings.
+
+        The others, and the keys of the dicts in it, are in docs/results.md.
+        """
+
+        training_iteration: int
+        num_env_steps_sampled_lifetime: int
+        num_agent_steps_sampled_lifetime: int
+        time_this_iter_s: float
+        time_total_s: float
+        env_runners: dict[str, Any]
+        learners: dict[str, Any]
+        timers: dict[str, Any]
 
 
 def iteration_results(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.never_called import RefusesIgnoredMethods
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.env_runners.env_runner import EnvRunner
+    from marl_connectors.metrics import MetricsLogger
 
 
 class Callbacks(RefusesIgnoredMethods):
@@ -27,27 +32,29 @@ class Callbacks(RefusesIgnoredMethods):
     * ``rl_module``: the MultiRLModule; for an environment with a single agent, the RLModule.
     """
 
-    def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: Algorithm, metrics_logger: MetricsLogger, **kwargs: Any) -> None:
         """Called when the algorithm has been built."""
 
-    def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(
+        self, *, algorithm: Algorithm, metrics_logger: MetricsLogger, result: dict[str, Any], **kwargs: Any
+    ) -> None:
         """Called at the end of an iteration. Values that are added to ``result`` are reported."""
 
     def close(self) -> None:
         """Called for the algorithm's object when the algorithm is stopped."""
 
-    def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    def on_evaluate_start(self, *, algorithm: Algorithm, metrics_logger: MetricsLogger, **kwargs: Any) -> None:
         """Called when an evaluation begins."""
 
     def on_evaluate_end(
-        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
+        self, *, algorithm: Algorithm, metrics_logger: MetricsLogger, evaluation_metrics: dict[str, Any], **kwargs: Any
     ) -> None:
         """Called at the end of an evaluation, with what ``evaluate`` returns. Values that are added are reported."""
 
     def on_env_runners_recreated(
         self,
         *,
-        algorithm: Any,
+        algorithm: Algorithm,
         env_runner_group: Any,
         env_runner_indices: list[int],
         is_evaluation: bool,
@@ -63,14 +70,14 @@ class Callbacks(RefusesIgnoredMethods):
             **kwargs: Nothing else in this version.
         """
 
-    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
         """Called when the algorithm has restored the state of a checkpoint."""
 
     def on_environment_created(
         self,
         *,
-        env_runner: Any,
-        metrics_logger: Any,
+        env_runner: EnvRunner,
+        metrics_logger: MetricsLogger,
         env: Any,
         env_context: dict[str, Any],
         env_index: int | None,
@@ -86,8 +93,8 @@ class Callbacks(RefusesIgnoredMethods):
         self,
         *,
         episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
+        env_runner: EnvRunner,
+        metrics_logger: MetricsLogger,
         env: Any,
         rl_module: Any,
         env_index: int,
@@ -99,8 +106,8 @@ class Callbacks(RefusesIgnoredMethods):
         self,
         *,
         episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
+        env_runner: EnvRunner,
+        metrics_logger: MetricsLogger,
         env: Any,
         rl_module: Any,
         env_index: int,
@@ -112,8 +119,8 @@ class Callbacks(RefusesIgnoredMethods):
         self,
         *,
         episode: Any,
-        env_runner: Any,
-        metrics_logger: Any,
+        env_runner: EnvRunner,
+        metrics_logger: MetricsLogger,
         env: Any,
         rl_module: Any,
         env_index: int,
@@ -126,8 +133,8 @@ class Callbacks(RefusesIgnoredMethods):
         *,
         episode: Any,
         prev_episode_chunks: Sequence[Any],
-        env_runner: Any,
-        metrics_logger: Any,
+        env_runner: EnvRunner,
+        metrics_logger: MetricsLogger,
         env: Any,
         rl_module: Any,
         env_index: int,
@@ -140,7 +147,9 @@ class Callbacks(RefusesIgnoredMethods):
         forced reset, or because enough episodes were sampled.
         """
 
-    def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: list[Any], **kwargs: Any) -> None:
+    def on_sample_end(
+        self, *, env_runner: EnvRunner, metrics_logger: MetricsLogger, samples: list[Any], **kwargs: Any
+    ) -> None:
         """Called when a sample is complete. Data that are written to its episodes are passed to the learner."""
 
 

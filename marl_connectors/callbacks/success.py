@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.env_runner import EnvRunner
+    from marl_connectors.metrics import MetricsLogger
 
 SUCCESS = "success"
 """The name of the metric."""
@@ -38,7 +42,14 @@ class Success:
     measure: Callable[[Any, Any], float | None]
 
     def __call__(
-        self, *, episode: Any, metrics_logger: Any, env: Any, env_runner: Any, env_index: int, **kwargs: Any
+        self,
+        *,
+        episode: Any,
+        metrics_logger: MetricsLogger,
+        env: Any,
+        env_runner: EnvRunner,
+        env_index: int,
+        **kwargs: Any,
     ) -> None:
         """Logs the success of the episode that has ended.
 

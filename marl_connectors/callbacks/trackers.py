@@ -12,12 +12,17 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from marl_connectors.callbacks.callbacks import Callbacks
 from marl_connectors.json_data import jsonable
 from marl_connectors.packages import distribution_of, how_to_install, import_package
 from marl_connectors.seeding import global_generators_kept
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+    from marl_connectors.metrics import MetricsLogger
 
 _LOG = logging.getLogger(__name__)
 MAX_AGENT_SERIES = 100
@@ -81,12 +86,14 @@ class Tracker(Callbacks):
 
     # As callbacks.
 
-    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
         """Continues the tracked run after the steps of the checkpoint."""
         self.close()
         self.continue_after(algorithm.num_agent_steps)
 
-    def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(
+        self, *, algorithm: Algorithm, metrics_logger: MetricsLogger, result: dict[str, Any], **kwargs: Any
+    ) -> None:
         """Writes the results of an iteration, and adds the id of the tracked run to them."""
         self.run_id = self.run_id or metrics_logger.peek(RUN_ID, default="") or new_run_id()
         metrics_logger.log_value(RUN_ID, self.run_id, reduce="item", clear_on_reduce=False)
@@ -108,7 +115,7 @@ class Tracker(Callbacks):
 
     # Writing.
 
-    def log(self, algorithm: Any, result: Mapping[str, Any]) -> None:
+    def log(self, algorithm: Algorithm, result: Mapping[str, Any]) -> None:
         """Writes the results of an iteration.
 
         Args:
@@ -173,7 +180,7 @@ class Tracker(Callbacks):
                 *(type(self).__name__, what, text if len(text) < 400 else f"{text[:397]}...", hint),
             )
 
-    def _default_name(self, config: Any) -> str:
+    def _default_name(self, config: AlgorithmConfig) -> str:
         env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", type(config.env).__name__)
         return f"{env}-{self.run_id}"
 

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.baselines import measured_baseline
 from marl_connectors.algorithms.fitting.closing_evaluation import WITH_ENDED_EPISODES
@@ -38,6 +38,9 @@ from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.cli.values import require_extras
 from marl_connectors.json_data import jsonable
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
+
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates the modules of a checkpoint as the parsed options say. Returns the exit status."""
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if gate.requested is None else exit_status(gate.requested)
 
 
-def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace, gate: InterruptGate) -> dict[str, Any]:
+def _measured(algo: Algorithm, checkpoint: Path, args: argparse.Namespace, gate: InterruptGate) -> dict[str, Any]:
     """Plays episodes, and records a video if one is wanted. Returns everything that ``--json`` prints.
 
     After a stop signal, the rest is left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.layers import PRESET, resolved, user_tree
@@ -15,6 +15,9 @@ from marl_connectors.cli.tree import ENV
 from marl_connectors.environments.registry.factory import env_name
 from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
 
 LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"
 
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _algorithm(given: dict[str, Any]) -> Any:
+def _algorithm(given: dict[str, Any]) -> Algorithm:
     """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
     words = words_of(given)
     if words.last(ENV) is None and words.config is None:

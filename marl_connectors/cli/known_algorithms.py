@@ -6,11 +6,14 @@ import configparser
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from marl_connectors.cli.values import literal
 from marl_connectors.errors import ConfigError
 from marl_connectors.names import import_attribute
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 
 class KnownAlgorithm(NamedTuple):
@@ -71,12 +74,12 @@ def summaries() -> str:
     return "; ".join(f"{name}: {known.summary}" for name, known in ALGORITHMS.items())
 
 
-def config_class(algo: str) -> Any:
+def config_class(algo: str) -> type[AlgorithmConfig]:
     """Returns the class of an algorithm's config."""
     return import_attribute(ALGORITHMS[algo].config, who="--algo", error=ConfigError)
 
 
-def algorithm_of(config: Any) -> str:
+def algorithm_of(config: AlgorithmConfig) -> str:
     """Returns the name of a config's algorithm; one that ``--algo`` does not know has that of the config's class."""
     by_class = {known.config: name for name, known in ALGORITHMS.items()}
     names = (by_class.get(f"{cls.__module__}:{cls.__qualname__}") for cls in type(config).__mro__)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, are_alike, config_class
@@ -40,6 +40,9 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.yaml_data import parsed_yaml
 from marl_connectors.zoo import ZooTask, find_task, tasks
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 FILES: Final = (".yaml", ".yml", ".json")
 """The endings of files with settings."""
@@ -166,7 +169,7 @@ def _file(words: Words) -> _File:
     return _File(nested(tree), who, _early(nested(tree), who), task)
 
 
-def _config_that_checks(early: Mapping[str, Any], file: _File) -> Any:
+def _config_that_checks(early: Mapping[str, Any], file: _File) -> AlgorithmConfig:
     """Returns a config of a new run: that of its Python file, or one of its algorithm, which is the zoo's or PPO."""
     if early.get(SOURCE) is not None:
         return load_config(early[SOURCE])
@@ -177,7 +180,7 @@ def _config_that_checks(early: Mapping[str, Any], file: _File) -> Any:
     return config_class(early.get(ALGO) or ("ppo" if task is None else task.algo))()
 
 
-def _probe(algo: str) -> Any:
+def _probe(algo: str) -> AlgorithmConfig:
     """Returns a config that checks settings."""
     return config_class(algo)()
 

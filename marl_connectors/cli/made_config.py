@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from marl_connectors.algorithms.config.algorithm_config import check_run
 from marl_connectors.algorithms.config.settings import NO_VIDEO
@@ -44,8 +44,11 @@ from marl_connectors.validators import settings_of
 from marl_connectors.zoo import find_task
 from marl_connectors.zoo.measures import OPPONENT
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
-def new_config(tree: Mapping[str, Any]) -> Any:
+
+def new_config(tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config of a complete tree: that of its Python file or a new one, with its settings."""
     if tree.get(SOURCE) is not None:
         return configured(load_config(tree[SOURCE]), tree)
@@ -54,7 +57,7 @@ def new_config(tree: Mapping[str, Any]) -> Any:
     return configured(config_class(tree[ALGO])().rl_module(model_config=DefaultModelConfig()), tree)
 
 
-def configured(config: Any, tree: Mapping[str, Any]) -> Any:
+def configured(config: AlgorithmConfig, tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config with the settings of a tree.
 
     The numbers of all sub-environments and of the steps in a train batch stay the same with other numbers of env
@@ -112,7 +115,7 @@ def _keys(tree: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {each.removeprefix(f"{place}."): own for each, own in tree.items() if each.startswith(f"{place}.")}
 
 
-def _set_model(config: Any, model: dict[str, Any]) -> None:
+def _set_model(config: AlgorithmConfig, model: dict[str, Any]) -> None:
     from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
     if not model:
@@ -132,7 +135,7 @@ def _set_model(config: Any, model: dict[str, Any]) -> None:
     config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
 
 
-def annealed(config: Any, steps: int) -> Tree:
+def annealed(config: AlgorithmConfig, steps: int) -> Tree:
     """Returns schedules for the learning rates of a config. They fall linearly to 0.
 
     Args:
@@ -170,12 +173,12 @@ def envs_per_env_runner(num_envs: int, num_env_runners: int) -> int:
     return num_envs // max(1, num_env_runners)
 
 
-def is_remote(config: Any) -> bool:
+def is_remote(config: AlgorithmConfig) -> bool:
     """Whether env runners or learners of a config are in Ray actors."""
     return any((config.num_env_runners, config.evaluation_num_env_runners, config.num_learners))
 
 
-def in_this_process(config: Any) -> Any:
+def in_this_process(config: AlgorithmConfig) -> AlgorithmConfig:
     """Returns a config with the same sub-environments and train batches, whose env runners and learners are local."""
     if not is_remote(config):
         return config
@@ -190,7 +193,7 @@ def in_this_process(config: Any) -> Any:
 # What depends on the environment -------------------------------------------------------------------------------------
 
 
-def make_config(tree: Mapping[str, Any]) -> Any:
+def make_config(tree: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the config of ``new_config``, with an opponent for evaluations and a measure of success.
 
     Raises:
@@ -213,7 +216,7 @@ def make_config(tree: Mapping[str, Any]) -> Any:
     return config
 
 
-def _check_agents(config: Any, tree: Mapping[str, Any]) -> None:
+def _check_agents(config: AlgorithmConfig, tree: Mapping[str, Any]) -> None:
     """Checks patterns of policies against the environment's agents, and sets the opponent of evaluations."""
     mapping, opponent = config.policy_mapping_fn, tree.get("run.eval_opponent")
     if not isinstance(mapping, PatternPolicies) and opponent is None:
@@ -281,7 +284,7 @@ def teams_of(opponent: str, agents: Sequence[Any]) -> list[str]:
     return teams
 
 
-def set_opponent(config: Any, agents: Sequence[Any], teams: Sequence[str]) -> None:
+def set_opponent(config: AlgorithmConfig, agents: Sequence[Any], teams: Sequence[str]) -> None:
     """Adds a module that acts at random, against which one agent or team plays in evaluations.
 
     Args:

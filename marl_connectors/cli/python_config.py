@@ -6,16 +6,19 @@ import functools
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.names import import_module
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 DEFAULT_NAMES = ("config", "make_config")
 """The names in a file or module that are looked up if none is given."""
 
 
-def load_config(spec: str) -> Any:
+def load_config(spec: str) -> AlgorithmConfig:
     """Loads the ``AlgorithmConfig`` that ``"my_file.py"`` or ``"my.module:name"`` names or returns, and copies it.
 
     Args:

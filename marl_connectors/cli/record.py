@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.closing_evaluation import WITH_ENDED_EPISODES
 from marl_connectors.algorithms.fitting.figures import module_returns, spread, table
@@ -23,6 +23,9 @@ from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.offline.recording_file import SUFFIX
 from marl_connectors.programs import PROGRAM, command
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
 
 RANDOM = "random"
 
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if gate.requested is None else exit_status(gate.requested)
 
 
-def _recorded(algo: Any, given: dict[str, Any], gate: InterruptGate) -> dict[str, Any]:
+def _recorded(algo: Algorithm, given: dict[str, Any], gate: InterruptGate) -> dict[str, Any]:
     """Records episodes, those that have ended if a signal comes first. Returns their results."""
     wanted = given["episodes"]
     with gate, gate.iteration(), PlayProgress(wanted) as watch:
@@ -94,7 +97,7 @@ def _check(given: dict[str, Any]) -> None:
         )
 
 
-def _algorithm(given: dict[str, Any]) -> Any:
+def _algorithm(given: dict[str, Any]) -> Algorithm:
     """Builds the algorithm of the run, or one for random play."""
     if given["source"] != RANDOM:
         checkpoint = checkpoint_named(given["source"], "record")

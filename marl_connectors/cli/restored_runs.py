@@ -24,7 +24,9 @@ from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.algorithm_state import AlgorithmState
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 _WITHOUT_NAME = "not[ _]importable"
 """What a checkpoint has in place of an object without a name, such as a lambda."""
@@ -92,7 +94,7 @@ def load_algorithm(
     chosen: Collection[str] | None = None,
     local: bool = False,
     source: str | None = None,
-) -> Any:
+) -> Algorithm:
     """Loads the ``Algorithm`` of a checkpoint.
 
     Args:
@@ -163,7 +165,7 @@ def check_of_run(checkpoint: Path) -> None:
             )
 
 
-def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
+def config_of_python_file(checkpoint: Path, source: str | None = None) -> AlgorithmConfig | None:
     """Returns the config of a run that began with one from a Python file; None for other runs.
 
     Afterwards the module of this file can be found by its name.
@@ -267,7 +269,7 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
 
 def config_to_resume(
     path: Path, data: Mapping[str, Any], checkpoint: Path | None, source: str | None, trusted: bool
-) -> Any:
+) -> AlgorithmConfig:
     """Returns a config of the class of a run's config, with which options are read."""
     from marl_connectors.algorithms.algorithm_state import algorithm_state
     from marl_connectors.algorithms.checkpoint_restore import restored_config
@@ -314,7 +316,7 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
         ) from error
 
 
-def _without_names(config: Any, state: AlgorithmState) -> dict[str, Any]:
+def _without_names(config: AlgorithmConfig, state: AlgorithmState) -> dict[str, Any]:
     """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
     kept = state.config.settings
     missing = [name for name in kept if re.search(_WITHOUT_NAME, json.dumps(kept[name]))]

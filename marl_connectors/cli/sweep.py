@@ -73,8 +73,13 @@ REPORTS = 20
 _STARTUP_TRIALS, _WARMUP_REPORTS = 5, 4
 _ROWS = 15
 _FOLDER, _ERROR, _STEPS = "folder", "error", "agent_steps"
-_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-_STATES |= dict.fromkeys(("RUNNING", "WAITING"), "interrupted")
+_STATES = {
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+    "RUNNING": "interrupted",
+    "WAITING": "interrupted",
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,7 +169,7 @@ class _Sweep:
     trials: int
     parallel: int
     pruner: str
-    config: Any
+    config: AlgorithmConfig
     _running: dict[str, _Running] = field(default_factory=dict)
 
     def run(self) -> int:
@@ -358,7 +363,7 @@ def _reading_study(path: Path) -> Iterator[None]:
         ) from error
 
 
-def searched_tree(values: Mapping[str, Any], config: Any) -> Tree:
+def searched_tree(values: Mapping[str, Any], config: AlgorithmConfig) -> Tree:
     """Returns the tree of searched settings.
 
     Args:
@@ -442,6 +447,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         for value in space.ends():
             tried = make_config(resolved(user, searched_tree({name: value}, config)))
             training_run.check_extras(tried)
+            assert tried.steps is not None
             too_short |= dict.fromkeys(_without_learning(tried.steps, tried, metric))
     name = training_run.folder_name(config).removesuffix(f"-seed{config.seed}")
     path = new_folder(out, f"{name}-sweep")
@@ -452,7 +458,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     return _Sweep(path, user, search, metric, trials, parallel, given.get("pruner", "median"), config)
 
 
-def _check_names(names: Sequence[str], config: Any) -> None:
+def _check_names(names: Sequence[str], config: AlgorithmConfig) -> None:
     """Checks that all searched settings exist, and that each is searched once.
 
     Raises:
@@ -467,7 +473,7 @@ def _check_names(names: Sequence[str], config: Any) -> None:
         seen.add(place)
 
 
-def _without_learning(steps: int, config: Any, metric: str) -> Iterator[str]:
+def _without_learning(steps: int, config: AlgorithmConfig, metric: str) -> Iterator[str]:
     """Yields a warning if a trial ends before its metric can show what it has learned."""
     batch = config.total_train_batch_size
     updates_while_sampling = hasattr(config, "min_sample_timesteps_per_iteration")

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.caller import Caller
@@ -56,6 +56,10 @@ from marl_connectors.policy_mapping import IndependentPolicies, PatternPolicies,
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.zoo import find_task
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+
 BUILDING = "building environments and modules, starting their processes, and trying the environment"
 """What a program does before a run, in words."""
 CHANGED = "changed"
@@ -96,7 +100,7 @@ class CommandLine(Caller):
     def stopped(self, number: int) -> None:
         self.signal = number
 
-    def why_no_success(self, algo: Any) -> str:
+    def why_no_success(self, algo: Algorithm) -> str:
         task, measure = find_task(env_name(algo.config.env)), success_measure(algo.config)
         has_opponent = "eval_opponent" in self.facts[SETTINGS].get("run", {})
         if task is not None and "eval_opponent" in task.settings and not has_opponent:
@@ -157,7 +161,7 @@ class _Training:
         trusted: As in ``Algorithm.from_checkpoint``.
     """
 
-    algo: Any
+    algo: Algorithm
     out: Path
     facts: Mapping[str, Any]
     numbered: bool = False
@@ -183,6 +187,7 @@ class _Training:
         if caller.signal is not None:
             return exit_status(caller.signal)
         if suggests:
+            assert config.steps is not None
             steps = suggestions.more_steps(config.steps, max(algo.num_agent_steps, config.steps))
             events = path / run_files.EVENTS if "tensorboard" in config.track else None
             commands = suggestions.after_a_run(path, steps, events=events, trusted=self.trusted)
@@ -190,7 +195,7 @@ class _Training:
         return 0
 
 
-def check_extras(config: Any) -> None:
+def check_extras(config: AlgorithmConfig) -> None:
     """Checks that the packages are installed that trackers and videos of a run need.
 
     Raises:
@@ -212,7 +217,7 @@ def _new(tree: Tree) -> _Training:
     return _Training(algo, out, facts_of(tree), numbered)
 
 
-def built(config: Any, tree: Mapping[str, Any]) -> Any:
+def built(config: AlgorithmConfig, tree: Mapping[str, Any]) -> Algorithm:
     """Builds the ``Algorithm`` of a new run."""
     use_threads(tree["run.threads"])
     return config.build_algo()
@@ -338,7 +343,7 @@ def _earlier_changes(path: Path, data: Mapping[str, Any], probe: Any) -> Tree:
     return changed
 
 
-def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any], config: Any) -> Tree:
+def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any], config: AlgorithmConfig) -> Tree:
     """Returns the learning rates of a resumed run that fall to 0, if the command changes its steps or these rates."""
     if not tree.get(ANNEAL) or not (STEPS in now or learning_rates(now)) or has_lr_schedule(now):
         return {}

@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.command_settings import CommandSettings
@@ -25,6 +25,9 @@ from marl_connectors.names import import_attribute
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.validators import IMPORTABLE, Option, Setting, Validator, checked, settings_of
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -218,7 +221,7 @@ def hint(
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def read_setting(place: str, value: Any, config: Any, who: str, *, check: bool = True) -> Tree:
+def read_setting(place: str, value: Any, config: AlgorithmConfig, who: str, *, check: bool = True) -> Tree:
     """Returns a setting as a tree, with its value in the form that fits, after a check.
 
     A text may stand for a number, a list, None, or an object: ``"1e6"``, ``"64,64"``, ``"none"``,
@@ -273,7 +276,7 @@ def _check(config: Any, own: Setting, value: Any, who: str) -> None:
         raise ConfigError(f"{text}{without_unit(value)}") from error
 
 
-def _in_dict(parent: str, place: str, value: Any, config: Any, who: str, check: bool) -> Any:
+def _in_dict(parent: str, place: str, value: Any, config: AlgorithmConfig, who: str, check: bool) -> Any:
     """Returns the value of an argument of the environment, or of a setting of the modules."""
     name, known = place.removeprefix(f"{parent}."), settings_of(DefaultModelConfig)
     if parent == ENV_CONFIG:
@@ -300,7 +303,7 @@ def _piece_names(value: Any, who: str) -> list[str]:
     return [name for name in names if name.lower() not in _NONE]
 
 
-def pieces(config: Any, place: str, names: list[str], who: str = "") -> Any:
+def pieces(config: AlgorithmConfig, place: str, names: list[str], who: str = "") -> Any:
     """Returns ``NamedPieces`` for a pipeline of a config, or None if there are no names.
 
     Args:
@@ -356,7 +359,7 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def as_object(config: Any, place: str, value: Any, who: str) -> Any:
+def as_object(config: AlgorithmConfig, place: str, value: Any, who: str) -> Any:
     """Returns the value of a setting with the objects that names in it stand for.
 
     Raises:
@@ -365,7 +368,7 @@ def as_object(config: Any, place: str, value: Any, who: str) -> Any:
     return _converted(config, place, value, lambda validator, own: as_named(validator, own, who))
 
 
-def _converted(config: Any, place: str, value: Any, convert: Callable[[Validator | None, Any], Any]) -> Any:
+def _converted(config: AlgorithmConfig, place: str, value: Any, convert: Callable[[Validator | None, Any], Any]) -> Any:
     """Returns what a function makes of a setting's validator and value, and of each setting inside the value."""
     value = convert(places(type(config))[place].validator, value)
     if place != "evaluation.evaluation_config" or not isinstance(value, Mapping):

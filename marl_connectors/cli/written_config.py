@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from marl_connectors.policy_mapping import IndependentPolicies, PatternPolicies,
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+
 _ALWAYS = {ENV, NUM_ENVS_EACH, BATCH_SIZE, MINIBATCH_SIZE, MODEL, MAPPING, MODULES}
 """Settings that are written whatever they are, because they would depend on others."""
 
@@ -45,7 +48,7 @@ class _NoData(Exception):
     """A value that a file with settings cannot hold."""
 
 
-def write_config(config: Any, path: str | os.PathLike[str]) -> Path:
+def write_config(config: AlgorithmConfig, path: str | os.PathLike[str]) -> Path:
     """Writes a config, as ``AlgorithmConfig.to_file`` describes it."""
     target, who = Path(path), f"{type(config).__name__}.to_file"
     if target.suffix.lower() not in FILES:
@@ -61,7 +64,7 @@ def write_config(config: Any, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _data_of(config: Any, algo: str, who: str, path: Path) -> dict[str, Any]:
+def _data_of(config: AlgorithmConfig, algo: str, who: str, path: Path) -> dict[str, Any]:
     """Returns the content of the file: what differs from the class's defaults, and what the command line changes.
 
     Raises:

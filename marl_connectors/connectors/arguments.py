@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.validators import Validator
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.connector_v2 import ConnectorV2
 
 _OWN = "_own_arguments"
 _SPACES = ("input_observation_space", "input_action_space")
@@ -66,7 +69,7 @@ def signature_of(cls: type, constructor: Any) -> inspect.Signature:
     return inspect.Signature([*spaces, *own])
 
 
-def set_arguments(piece: Any, given: Mapping[str, Any]) -> None:
+def set_arguments(piece: ConnectorV2, given: Mapping[str, Any]) -> None:
     """Sets the attributes of all declared arguments of a piece, those that were not given to their defaults.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +28,11 @@ from marl_connectors.transfers import moved
 from marl_connectors.trees import as_list, leaves, tree_map, unstack
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
 
+if TYPE_CHECKING:
+    from marl_connectors.connectors.connector_v2 import ConnectorV2
 
-def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
+
+def call_on_items(piece: ConnectorV2, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
     """Runs ``piece.columns`` on a batch of items, in any phase.
 
     The pipeline of the piece decides whether the rows are all steps of the episodes or their newest observations only.
@@ -124,7 +127,9 @@ class _ByHand:
         groups: The columns, for a piece to work on.
     """
 
-    def __init__(self, piece: Any, batch: dict[str, Any], episodes: Sequence[Any], rl_module: Any, mapping: Any):
+    def __init__(
+        self, piece: ConnectorV2, batch: dict[str, Any], episodes: Sequence[Any], rl_module: Any, mapping: Any
+    ):
         self._batch = batch
         self._rl_module = rl_module
         self._apart = getattr(piece, "grouping_key", lambda agent_id: None)
@@ -139,7 +144,7 @@ class _ByHand:
         self.groups = [self._group(family) for family in families]
         self._given = [dict(group) for group in self.groups]
 
-    def run(self, piece: Any, group: ColumnGroup) -> None:
+    def run(self, piece: ConnectorV2, group: ColumnGroup) -> None:
         """Runs a piece on a group. Items without episodes stay as they are if the piece needs their episodes."""
         before = dict(group)
         try:

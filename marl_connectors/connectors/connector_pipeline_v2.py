@@ -529,7 +529,7 @@ class ConnectorPipelineV2(ConnectorV2):
         return f"{type(self).__name__}({', '.join(self.names())})"
 
 
-def runs_pieces(pipeline: Any) -> bool:
+def runs_pieces(pipeline: ConnectorPipelineV2) -> bool:
     """Whether running a pipeline, or a stand-in for one, runs its pieces as ConnectorPipelineV2 does and ``bind``."""
     if not isinstance(pipeline, ConnectorPipelineV2) or "run" in vars(pipeline):
         return False
@@ -584,7 +584,7 @@ def _phase_after(piece: ConnectorV2) -> Phase | None:
     return next((phase for inner in reversed(piece.connectors) if (phase := _phase_after(inner)) is not None), None)
 
 
-def _checked(piece: Any) -> ConnectorV2:
+def _checked(piece: ConnectorV2) -> ConnectorV2:
     if not isinstance(piece, ConnectorV2):
         raise ConfigError(
             f"ConnectorPipelineV2: pieces must be ConnectorV2 objects, got {piece!r}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
 from marl_connectors.trees import leaves, tree_map, unstack
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.connector_v2 import ConnectorV2
 
 
 def to_items(batch: ColumnBatch) -> dict[str, Any]:
@@ -388,7 +391,7 @@ def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
     return own
 
 
-def run_piece(piece: Any, batch: ColumnBatch, episodes: Sequence[Any], **common: Any) -> ColumnBatch:
+def run_piece(piece: ConnectorV2, batch: ColumnBatch, episodes: Sequence[Any], **common: Any) -> ColumnBatch:
     """Runs a piece that works on items on a batch in columns.
 
     Raises:

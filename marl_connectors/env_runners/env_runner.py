@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,6 +59,9 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.state import copied, fields_of, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+
 _LOG = logging.getLogger(__name__)
 _NOISE_STEPS = 2**20
 """The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
@@ -88,7 +91,7 @@ class EnvRunner(RefusesIgnoredMethods):
         places: For each episode of the newest sample, its sub-environment and when it ended, for ``merged_order``.
     """
 
-    def __init__(self, *, config: Any = None, parts: EnvRunnerParts | None = None):
+    def __init__(self, *, config: AlgorithmConfig | None = None, parts: EnvRunnerParts | None = None):
         """Makes the runner. Its sub-environments are not reset before the first ``sample``.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
@@ -14,6 +14,9 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 PolicyMappingFn = Callable[..., ModuleID]
 
@@ -53,7 +56,7 @@ class EnvRunnerParts:
     agent_spaces: Callable[[AgentID], tuple[Space, Space]]
     policy_mapping_fn: PolicyMappingFn
     single_agent: bool
-    config: Any
+    config: AlgorithmConfig
     explore: bool
     lookback: int
     rollout_fragment_length: int

@@ -225,8 +225,8 @@ class Rollout:
     def of_columns(
         cls,
         columns: dict[str, Tree],
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space | None,
+        action_space: Space | None,
         *,
         num_rows: int,
         num_lanes: int = 1,

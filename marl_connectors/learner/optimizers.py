@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
 from marl_connectors.state import Array, State, copied
 from marl_connectors.typing import SHARED, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 RowOf = Callable[[ModuleID], MemberRow | None]
 """Returns a module's row in its bucket; None if it is in no bucket."""
@@ -266,7 +269,7 @@ class Optimizers:
     def __init__(
         self,
         module: MultiRLModule,
-        config: Any,
+        config: AlgorithmConfig,
         configure_module: Callable[[ModuleID, Any], None],
         *,
         device: torch.device,

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.learner.updates import OneRank, Step, module_groups
 from marl_connectors.metrics import RecordingLogger
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+    from marl_connectors.learner.learner import Learner
 
 
 class LostRankError(LearnerError):
@@ -73,7 +77,7 @@ class Ranks(OneRank):
         )
 
     def update(
-        self, learner: Any, *, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
+        self, learner: Learner, *, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
     ) -> dict[ModuleID, dict[str, float]]:
         """Calls ``learner.update``. All ranks must do so, each with its own episodes, which may be none.
 
@@ -92,7 +96,7 @@ class Ranks(OneRank):
 
     # The steps of an update.
 
-    def begin(self, learner: Any, seed: int) -> None:
+    def begin(self, learner: Learner, seed: int) -> None:
         check_can_be_divided(learner.config, learner.pipeline)
         self._learner = learner
         self.decisions = {module_id: learner.should_module_be_updated(module_id) for module_id in learner.module}
@@ -142,7 +146,7 @@ class Ranks(OneRank):
             )
         return total
 
-    def combine(self, learner: Any, statistics: LossStatistics) -> None:
+    def combine(self, learner: Learner, statistics: LossStatistics) -> None:
         changed = {
             name: buffer.cpu()
             for name, buffer in learner.module.named_buffers()
@@ -198,7 +202,7 @@ class Ranks(OneRank):
 # What all ranks must have in common.
 
 
-def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2) -> None:
+def check_can_be_divided(config: AlgorithmConfig, pipeline: ConnectorPipelineV2) -> None:
     """Checks that several learners can update the modules as one learner would.
 
     Args:

@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +24,10 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+    from marl_connectors.learner.learner import Learner
 
 
 def has_self_supervised_loss(module: RLModule) -> bool:
@@ -129,7 +133,7 @@ class Steps:
     batch: ColumnBatch
     rows: Sequence[GroupRows]
     module: MultiRLModule
-    config: Any
+    config: AlgorithmConfig
     is_updated: Callable[[ModuleID, Mapping[ModuleID, Any] | None], bool]
     stacking_key: Callable[[Any], Hashable] | None
     has_shared_parameters: bool
@@ -239,7 +243,7 @@ class OneRank:
     names_of_streams: tuple[int, ...] = ()
     decisions: Mapping[ModuleID, bool] = {}
 
-    def begin(self, learner: Any, seed: int) -> None:
+    def begin(self, learner: Learner, seed: int) -> None:
         """Begins an update of a learner.
 
         Args:
@@ -273,7 +277,7 @@ class OneRank:
         """Returns the values of all learners, which must be picklable, in the order of the ranks."""
         return [value]
 
-    def combine(self, learner: Any, statistics: LossStatistics) -> None:
+    def combine(self, learner: Learner, statistics: LossStatistics) -> None:
         """Merges what the pieces, the loss statistics, the metrics and the modules' buffers of all learners have.
 
         Args:

@@ -29,6 +29,8 @@ from marl_connectors.validators import integer, one_of, optional
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.typing import AgentID
+
 
 class EpisodeWriterState(State):
     """How much an EpisodeWriter has written.
@@ -232,7 +234,7 @@ class EpisodeWriter:
         else:
             self._path().unlink(missing_ok=True)
 
-    def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
+    def _note_dropped(self, agent_id: AgentID, key: Any, kind: str) -> None:
         if key not in self._dropped:
             self._dropped.add(key)
             warnings.warn(

@@ -96,7 +96,7 @@ def _minari() -> Any:
     return minari
 
 
-def _agent_name(agent_id: Any) -> str:
+def _agent_name(agent_id: AgentID) -> str:
     name = str(agent_id)
     if not re.fullmatch(r"[-_\w]+", name):
         raise OfflineDataError(

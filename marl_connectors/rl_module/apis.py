@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from marl_connectors.errors import ModuleError
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+    from marl_connectors.learner.learner import Learner
 
 TARGET_NETWORK_ACTION_DIST_INPUTS: Final = "target_network_action_dist_inputs"
 """RLlib's name of the column for the ``action_dist_inputs`` of target networks."""
@@ -68,7 +72,13 @@ class SelfSupervisedLossAPI(ABC):
 
     @abstractmethod
     def compute_self_supervised_loss(
-        self, *, learner: Any, module_id: str, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+        self,
+        *,
+        learner: Learner,
+        module_id: str,
+        config: AlgorithmConfig,
+        batch: Mapping[str, Any],
+        fwd_out: Mapping[str, Any],
     ) -> Tensor:
         """Returns a scalar that is minimised instead of the algorithm's loss.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from gymnasium import Space, spaces
@@ -22,10 +22,13 @@ from marl_connectors.spaces import describe
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
+if TYPE_CHECKING:
+    from marl_connectors.rl_module.rl_module import RLModule
+
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
 
-def call_module(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
+def call_module(module: RLModule, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
     """Calls a user's method with a batch; errors name the module and the input shapes.
 
     Args:
@@ -44,7 +47,7 @@ def call_module(module: Any, method: Callable[..., Any], batch: Mapping[str, Any
 
 
 def call_for_columns(
-    module: Any, method: Callable[..., Any], batch: Mapping[str, Any], kwargs: Mapping[str, Any]
+    module: RLModule, method: Callable[..., Any], batch: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Calls a forward pass as ``call_module`` does, and checks that it returns columns.
 
@@ -61,7 +64,7 @@ def call_for_columns(
 
 
 def call_multi_module(
-    module: Any, purpose: str, batch: Mapping[ModuleID, Mapping[str, Any]], kwargs: Mapping[str, Any]
+    module: RLModule, purpose: str, batch: Mapping[ModuleID, Mapping[str, Any]], kwargs: Mapping[str, Any]
 ) -> dict[ModuleID, Any]:
     """Calls a forward pass of a MultiRLModule that a user has written.
 
@@ -100,7 +103,7 @@ def call_multi_module(
     return outputs  # type: ignore[return-value]
 
 
-def _asked(module: Any, purpose: str) -> str:
+def _asked(module: RLModule, purpose: str) -> str:
     """Returns the name of the method that the user has written, with the purpose of the call."""
     cls = next(c for c in type(module).__mro__ if f"_forward_{purpose}" in vars(c) or "_forward" in vars(c))
     own = f"_forward_{purpose}" in vars(cls)
@@ -111,7 +114,7 @@ def _shapes(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tree_map(lambda leaf: tuple(getattr(leaf, "shape", ())), columns[name]) for name in sorted(columns)}
 
 
-def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], error: Exception) -> NoReturn:
+def _fail(module: RLModule, method: Callable[..., Any], batch: Mapping[str, Any], error: Exception) -> NoReturn:
     if isinstance(error, _AS_THEY_ARE):
         raise error
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
@@ -130,7 +133,7 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
     ) from error
 
 
-def _other_precision(module: Any, batch: Mapping[str, Any]) -> str:
+def _other_precision(module: RLModule, batch: Mapping[str, Any]) -> str:
     """Returns a sentence for the error if parameters and observations have different dtypes."""
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()} if hasattr(module, "parameters") else set()
     seen = {x.dtype for x in leaves(batch.get("obs")) if isinstance(x, torch.Tensor) and x.is_floating_point()}
@@ -143,7 +146,7 @@ def _other_precision(module: Any, batch: Mapping[str, Any]) -> str:
     )
 
 
-def _who(module: Any) -> str:
+def _who(module: RLModule) -> str:
     name, known_as = type(module).__name__, getattr(module, "known_as", None)
     return name if known_as is None else f"module {known_as!r} ({name})"
 
@@ -305,7 +308,7 @@ def _fits(space: Space, values: Any, lead: int) -> bool:
     return shape is None or space.shape is None or tuple(shape)[lead:] == space.shape
 
 
-def _check_device(module_id: str, module: Any, observations: Any, pipeline: str) -> None:
+def _check_device(module_id: str, module: RLModule, observations: Any, pipeline: str) -> None:
     parameter = next(module.parameters(), None) if isinstance(module, torch.nn.Module) else None
     for leaf in leaves(observations):
         if parameter is not None and isinstance(leaf, torch.Tensor) and leaf.device != parameter.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,9 @@ from marl_connectors.rl_module.calls import call_module, checked_inputs, checked
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.rl_module.distributions.distribution import Distribution
 
 VALUE_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
 """Means in the loss statistics from which the explained variance follows, for any division of the rows."""
@@ -102,7 +105,7 @@ class ActorCriticLearner(Learner):
         """
 
     @abstractmethod
-    def loss_of_rows(self, dist_cls: Any, coefficients: Any, rows: Any) -> Sequence[Tensor]:
+    def loss_of_rows(self, dist_cls: type[Distribution], coefficients: Any, rows: Any) -> Sequence[Tensor]:
         """Returns the terms of the loss, in the order of ``TERMS``."""
 
     def advantage_piece(self, *, standardize: bool = True) -> GeneralAdvantageEstimation | None:

@@ -8,7 +8,7 @@ from marl_connectors.algorithms.marwil.config import MARWILConfig
 from marl_connectors.errors import ConfigError
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.bc.bc import BC
 
 
 class BCConfig(MARWILConfig):
@@ -21,9 +21,10 @@ class BCConfig(MARWILConfig):
 
     _algo_class = "marl_connectors.algorithms.bc.bc:BC"
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> BC: ...
+        def build(self, env: Any = None) -> BC: ...
 
     def validate(self) -> None:
         """Checks in addition that advantages play no part, and that all actions to imitate are recorded ones."""

@@ -44,12 +44,15 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
     from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 
 class _ConfigType(ABCMeta):
@@ -333,7 +336,7 @@ class AlgorithmConfig(
 
     # The config as a whole.
 
-    def get_config_for_module(self, module_id: ModuleID) -> Any:
+    def get_config_for_module(self, module_id: ModuleID) -> Self:
         """Returns the config with a module's overrides; this object itself if it has none."""
         overrides = self.algorithm_config_overrides_per_module.get(module_id)
         if not overrides:
@@ -344,7 +347,7 @@ class AlgorithmConfig(
             self._module_configs[module_id] = own.update_from_dict(overrides)
         return self._module_configs[module_id]
 
-    def configs_of_algorithms(self) -> dict[str, Any]:
+    def configs_of_algorithms(self) -> dict[str, AlgorithmConfig]:
         """Returns the config of each algorithm that learns modules, by name: this object, unless there are several."""
         return {"": self}
 
@@ -364,7 +367,7 @@ class AlgorithmConfig(
         """
         return self.explore
 
-    def get_default_rl_module_class(self) -> Any:
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Returns the module class that is used if the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default RLModule. Pass rl_module_spec in .rl_module(...).")
 
@@ -372,11 +375,13 @@ class AlgorithmConfig(
         """Returns the learner class that is used if the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Adds what an algorithm needs to a module's spec, whose spaces and model config are known."""
         return spec
 
-    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+    def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """Returns the pieces that an algorithm needs after AddColumnsFromEpisodesToTrainBatch."""
         return []
 
@@ -438,13 +443,13 @@ class AlgorithmConfig(
                 raise ConfigError(f"the overrides of module {module_id!r}: {error}") from error
 
     @property
-    def algo_class(self) -> Any:
+    def algo_class(self) -> type[Algorithm]:
         """The class of the algorithm that ``build_algo`` makes."""
         # Algorithms are built on configs, so a config finds their class by name.
         given = self._algo_class
         return import_attribute(given, who="algo_class", error=ConfigError) if isinstance(given, str) else given
 
-    def build_algo(self, env: Any = None) -> Any:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``.
 
         Args:
@@ -458,7 +463,7 @@ class AlgorithmConfig(
             raise
         return algorithm
 
-    def build(self, env: Any = None) -> Any:
+    def build(self, env: Any = None) -> Algorithm:
         """Does the same as ``build_algo``."""
         return self.build_algo(env)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, one_of, section, setting
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.dqn.learner import DQN
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
 
 
 @section
@@ -56,11 +61,16 @@ class DQNConfig(OffPolicyConfig, DQNTraining):
     _algo_class = "marl_connectors.algorithms.dqn.learner:DQN"
     training = chain(DQNTraining)
 
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> DQN: ...
+        def build(self, env: Any = None) -> DQN: ...
+
     @property
     def draws_actions(self) -> bool:
         """False: the policies take the actions of the highest values."""
         return False
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns ``dueling``."""
         return {"dueling": self.dueling}

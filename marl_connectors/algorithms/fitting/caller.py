@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_connectors.algorithms.fitting.figures import success_measure
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
 
 
 class Caller:
@@ -39,7 +42,7 @@ class Caller:
         if number != signal.SIGINT:
             signal.raise_signal(number)
 
-    def why_no_success(self, algo: Any) -> str:
+    def why_no_success(self, algo: Algorithm) -> str:
         """Returns why the success of episodes could not be measured, in a sentence."""
         measure: Any = success_measure(algo.config)
         said = f"Success ({measure.name}) is not measured, because the state of the environments at the end of episodes"

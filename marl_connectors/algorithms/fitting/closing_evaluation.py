@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting import baselines
 from marl_connectors.algorithms.fitting.figures import (
@@ -23,6 +23,9 @@ from marl_connectors.algorithms.fitting.progress import PlayProgress
 from marl_connectors.algorithms.fitting.run_files import DRAWN, MOST_LIKELY, WAYS, from_json
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate
 from marl_connectors.json_data import jsonable
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
 
 WITH_ENDED_EPISODES = "with the episodes that have ended"
 
@@ -85,7 +88,9 @@ class ClosingEvaluation(Part):
         return [sentence for sentence in said if sentence]
 
 
-def evaluate_both_ways(algo: Any, *, num_episodes: int, watching: Any = PlayProgress, **how: Any) -> dict[str, Any]:
+def evaluate_both_ways(
+    algo: Algorithm, *, num_episodes: int, watching: Any = PlayProgress, **how: Any
+) -> dict[str, Any]:
     """Evaluates policies as they were trained, or as the user decides, and the other way if they draw their actions.
 
     Args:

@@ -7,9 +7,12 @@ import math
 import shutil
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.callbacks.success import SUCCESS, Success
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 _RATES_SHOWN = 8
 _ENDLESS = 10**6
@@ -34,14 +37,14 @@ def success_of(env_runner_results: Mapping[str, Any]) -> float:
     return math.nan if value is None else float(value)
 
 
-def success_measure(config: Any) -> Success | None:
+def success_measure(config: AlgorithmConfig) -> Success | None:
     """Returns the measure of success among the callbacks of a config; None if there is none."""
     given = getattr(config, "callbacks_on_episode_end", None)
     found = given if isinstance(given, (list, tuple)) else [given]
     return next((callback for callback in found if isinstance(callback, Success)), None)
 
 
-def success_name(config: Any) -> str | None:
+def success_name(config: AlgorithmConfig) -> str | None:
     """Returns what the callbacks of a config measure as success; None if they measure none."""
     measure = success_measure(config)
     return None if measure is None else measure.name

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.algorithm_config import check_run
 from marl_connectors.algorithms.config.sections import NotProvided
@@ -39,6 +39,10 @@ from marl_connectors.checkpoints import is_checkpoint
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.validators import integer
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.results import TrainResults
+
 PARTS: tuple[type[Part], ...] = (Baselines, Tracking, ClosingEvaluation, Videos)
 """What a run makes in its folder beside results, checkpoints and curves, in the order in which it is made."""
 STEPS = "steps"
@@ -46,7 +50,7 @@ STEPS = "steps"
 
 
 def fit(
-    algo: Any,
+    algo: Algorithm,
     amounts: Mapping[str, Any],
     *,
     settings: Mapping[str, Any],
@@ -97,7 +101,7 @@ class _Loop:
 
     def __init__(
         self,
-        algo: Any,
+        algo: Algorithm,
         name: str,
         goal: Goal,
         conditions: StopConditions,
@@ -223,7 +227,7 @@ class _Loop:
             saver.save(self._algo.iteration)
             run.folder.draw_curves()
 
-    def _log(self, result: dict[str, Any]) -> None:
+    def _log(self, result: TrainResults) -> None:
         """Writes the result of an iteration. The first one makes the folder a run."""
         run = self._run
         if run is None:
@@ -255,7 +259,7 @@ class _Loop:
                     return word, f"{key} is {counts[key]:,} already, at least {level:,.15g}"
         return "", ""
 
-    def _end(self, result: dict[str, Any]) -> tuple[str, str]:
+    def _end(self, result: TrainResults) -> tuple[str, str]:
         """Returns why the call ends after an iteration, as a word and as a sentence; two empty texts if it goes on."""
         goal = self._goal
         if met := self._conditions.met_by(result):
@@ -330,7 +334,7 @@ def _say(sentence: str) -> None:
     print(sentence, flush=True)
 
 
-def _counts(algo: Any) -> dict[str, int]:
+def _counts(algo: Algorithm) -> dict[str, int]:
     """Returns what the algorithm has counted so far, under the keys of its results."""
     counted = (algo.num_agent_steps, algo.num_env_steps, algo.iteration)
     return dict(zip(COUNTS.values(), counted, strict=True))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from marl_connectors.algorithms.fitting.figures import agent_steps, facts_of
 from marl_connectors.callbacks.trackers import BY_AGENT, MAX_AGENT_SERIES, scalars
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.json_data import jsonable
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.results import TrainResults
+
 
 @dataclass(repr=False, slots=True)
-class FitResults(Sequence[dict[str, Any]]):
+class FitResults(Sequence["TrainResults"]):
     """The results of the iterations of one call of ``Algorithm.fit``: a sequence of what ``train()`` returned for each.
 
     ``results[-1]`` is the newest. The results of single agents (docs/results.md) are only in the newest one if there
@@ -32,9 +35,9 @@ class FitResults(Sequence[dict[str, Any]]):
     reason: str = ""
     checkpoint: Path | None = None
     best_checkpoint: Path | None = None
-    _rows: list[dict[str, Any]] = field(default_factory=list)
+    _rows: list[TrainResults] = field(default_factory=list)
 
-    def add(self, result: dict[str, Any], *, newest_only: bool = False) -> None:
+    def add(self, result: TrainResults, *, newest_only: bool = False) -> None:
         """Adds the result of an iteration, or keeps it alone."""
         if newest_only:
             self._rows.clear()
@@ -46,15 +49,15 @@ class FitResults(Sequence[dict[str, Any]]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> TrainResults: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: slice) -> list[TrainResults]: ...
 
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+    def __getitem__(self, index: int | slice) -> TrainResults | list[TrainResults]:
         return self._rows[index]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[TrainResults]:
         return iter(self._rows)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
@@ -105,7 +108,7 @@ class FitResults(Sequence[dict[str, Any]]):
         return facts
 
 
-def _without_agents(row: dict[str, Any]) -> dict[str, Any]:
+def _without_agents(row: Mapping[str, Any]) -> Any:
     """Returns a result without those of single agents, if there are many of them."""
     return {
         name: _without_agents(value) if name in ("evaluation", "env_runners") else value

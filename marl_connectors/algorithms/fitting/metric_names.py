@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 AUTO: Final = "auto"
 """The setting ``keep_best`` that chooses by the metrics of ``AUTO_METRICS`` that the results of the run have."""
@@ -46,7 +49,7 @@ def metrics_of(keep_best: str | None) -> list[tuple[str, ...]]:
     return [tuple(dict.fromkeys([keep_best, f"{place}/{RETURN}"]))]
 
 
-def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: bool | None = None) -> str:
+def why_missing(metric: str, names: Collection[str], config: AlgorithmConfig, *, own_code: bool | None = None) -> str:
     """Returns why results of a run have no metric, with the closest name; "" if they have it, or may have it later.
 
     Metrics of episodes appear when an episode has ended, those of evaluations with the first evaluation, and those of
@@ -89,7 +92,7 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
 def check_metric(
     metric: str | None,
     names: Collection[str],
-    config: Any,
+    config: AlgorithmConfig,
     who: str = "--keep-best",
     more: str = "",
     *,
@@ -124,7 +127,7 @@ def closest_metric(name: str, names: Collection[str]) -> str:
     return close if close.startswith("Did you mean") else f"Some results are: {', '.join(some[:12])}."
 
 
-def has_own_code(config: Any, callbacks: Sequence[Any] = ()) -> bool:
+def has_own_code(config: AlgorithmConfig, callbacks: Sequence[Any] = ()) -> bool:
     """Whether code of the user, which may log metrics of its own, takes part in a run.
 
     Args:
@@ -134,7 +137,7 @@ def has_own_code(config: Any, callbacks: Sequence[Any] = ()) -> bool:
     return any(_is_users(part) for part in (*_parts(config), *callbacks))
 
 
-def _parts(config: Any) -> Iterator[Any]:
+def _parts(config: AlgorithmConfig) -> Iterator[Any]:
     for name in (
         "algo_class",
         "callbacks_class",

@@ -12,6 +12,7 @@ from marl_connectors.algorithms.fitting.caller import Caller
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.config.settings import RunSettings
     from marl_connectors.algorithms.fitting.run_folder import RunFolder
 
@@ -30,7 +31,7 @@ class Run:
         results: The places of what was made, by its name, for the end of the run.
     """
 
-    algo: Any
+    algo: Algorithm
     folder: RunFolder
     caller: Caller
     say: Callable[[str], None]

@@ -74,6 +74,7 @@ from marl_connectors.version import library_version
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.config.settings import RunSettings
 
 TRACKED_RUN = "tracked_run"
@@ -204,7 +205,7 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, algo: Any, path: Path, caller: Caller) -> Iterator[Self]:
+    def opened(cls, algo: Algorithm, path: Path, caller: Caller) -> Iterator[Self]:
         """Gives the folder of an algorithm's run to its block, in which no other process can write to it.
 
         The run goes on in a folder from which the algorithm was restored, or in which it was saved.
@@ -239,7 +240,7 @@ class RunFolder:
                 folder.go_on(algo.iteration)
             yield folder
 
-    def begin(self, algo: Any) -> None:
+    def begin(self, algo: Algorithm) -> None:
         """Writes the first files of a run, or of one that begins anew because it had no checkpoint yet.
 
         Raises:
@@ -289,7 +290,7 @@ class RunFolder:
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
 
-    def write_config(self, algo: Any) -> None:
+    def write_config(self, algo: Algorithm) -> None:
         """Writes ``config.json`` with the settings of the algorithm, and what the caller knows of the run."""
         made = {"format_version": 1, "versions": _versions(), TRACKED_RUN: new_run_id()}
         self.config = jsonable({**made, **self.config, "algorithm": algo.config.to_dict(), **self._caller.facts})
@@ -303,7 +304,7 @@ class RunFolder:
             file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._remember(row)
 
-    def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
+    def save_checkpoint(self, algo: Algorithm, iteration: int, *, in_between: bool = False) -> Path:
         """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint.
 
         Args:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_connectors.algorithms.fitting.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm
 
 CHECKPOINT_AGE_S = 20.0
 """The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
@@ -20,7 +23,7 @@ class Saver:
         saved_iteration: The iteration of the latest checkpoint; -1 before the first one.
     """
 
-    def __init__(self, algo: Any, folder: RunFolder, every: int, saved_iteration: int = -1):
+    def __init__(self, algo: Algorithm, folder: RunFolder, every: int, saved_iteration: int = -1):
         """Begins to count the age of the latest checkpoint.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.figures import number
 from marl_connectors.algorithms.fitting.metric_names import EVALUATION, has_own_code, why_missing
@@ -14,6 +14,9 @@ from marl_connectors.callbacks.trackers import scalars
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 from marl_connectors.validators import number as is_number
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
 _LOG = logging.getLogger(__name__)
 Stop = Mapping[str, float] | Callable[[dict[str, Any]], Any]
@@ -27,7 +30,7 @@ class StopConditions:
         totals: The conditions on counts of the whole run, by their keys in the results.
     """
 
-    def __init__(self, stop: Stop | None, config: Any, callbacks: Sequence[Any] = ()):
+    def __init__(self, stop: Stop | None, config: AlgorithmConfig, callbacks: Sequence[Any] = ()):
         """Checks the conditions.
 
         Args:
@@ -57,7 +60,7 @@ class StopConditions:
     def __bool__(self) -> bool:
         return self._function is not None or bool(self._levels)
 
-    def met_by(self, result: dict[str, Any]) -> str:
+    def met_by(self, result: Any) -> str:
         """Returns the condition that the result of an iteration meets, in words; "" if it meets none.
 
         Raises:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
+    from marl_connectors.algorithms.algorithm import Algorithm
+
 TRAINED_EPISODES = 3
 """The number of episodes of the trained modules in a video."""
 MAX_FRAMES = 50
@@ -84,7 +86,7 @@ class Videos(Part):
                 run.results["video"] = record_video(run.algo, path, **how) or str(path)
 
 
-def record_clips(algo: Any, labels: Sequence[str], *, seed: int, explore: bool | None = None) -> list[Clip]:
+def record_clips(algo: Algorithm, labels: Sequence[str], *, seed: int, explore: bool | None = None) -> list[Clip]:
     """Plays an episode for each label. Episodes of other policies with the same seed begin in the same states.
 
     Args:
@@ -114,7 +116,7 @@ def _outcome(episode: Any) -> str:
     return "return " + ", ".join(f"{name} {number(mean)}" for name, mean in returns[:_MODULES_SHOWN]) + more
 
 
-def record_untrained(algo: Any, *, seed: int) -> bytes:
+def record_untrained(algo: Algorithm, *, seed: int) -> bytes:
     """Returns the GIF of an episode of the untrained modules, for ``record_video``; ``b""`` if it cannot be made."""
     try:
         clips = record_clips(algo, ["before training"], seed=seed)
@@ -124,7 +126,13 @@ def record_untrained(algo: Any, *, seed: int) -> bytes:
 
 
 def record_video(
-    algo: Any, path: Path, *, seed: int, explore: bool | None = None, label: str = "", untrained: Path | None = None
+    algo: Algorithm,
+    path: Path,
+    *,
+    seed: int,
+    explore: bool | None = None,
+    label: str = "",
+    untrained: Path | None = None,
 ) -> str:
     """Plays episodes and writes them as a video, if the environment can be rendered.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
@@ -16,6 +16,9 @@ from marl_connectors.spaces import parts_of, values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, ModuleID, Tree
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.inference.policy import Policy
+
 _NUM_EPISODES = 8
 _WIDEST = 5.0
 """Numbers of observations are sampled between -5 and 5, where the space allows that."""
@@ -27,7 +30,7 @@ _MISFITS = 0.02
 """The share of rows in which actions without a range may differ, because two actions are equally likely there."""
 
 
-def modules_of_agents(policy: Any) -> dict[AgentID, set[ModuleID]]:
+def modules_of_agents(policy: Policy) -> dict[AgentID, set[ModuleID]]:
     """Returns the modules that each agent has in several episodes."""
     probe, rng = policy._new(False, 0), np.random.default_rng(0)
     found: dict[AgentID, set[ModuleID]] = {agent_id: set() for agent_id in policy.agent_ids}
@@ -41,7 +44,7 @@ def modules_of_agents(policy: Any) -> dict[AgentID, set[ModuleID]]:
     return found
 
 
-def check_export(policy: Any, theirs: OnnxPolicy, *, explore: bool, num_steps: int = 5) -> None:
+def check_export(policy: Policy, theirs: OnnxPolicy, *, explore: bool, num_steps: int = 5) -> None:
     """Compares an export with the policy, in episodes of sampled observations.
 
     Args:
@@ -72,13 +75,13 @@ def check_export(policy: Any, theirs: OnnxPolicy, *, explore: bool, num_steps: i
                     )
 
 
-def _calls(policy: Any) -> list[list[AgentID]]:
+def _calls(policy: Policy) -> list[list[AgentID]]:
     """Returns the agents of each call of a step. In turn-based environments there is one agent in each."""
     return [[agent_id] for agent_id in policy.agent_ids] if policy.takes_turns else [policy.agent_ids]
 
 
 def act_on_samples(
-    policy: Any, agent_ids: list[AgentID], rng: np.random.Generator, *, first: bool, num_envs: int = _NUM_EPISODES
+    policy: Policy, agent_ids: list[AgentID], rng: np.random.Generator, *, first: bool, num_envs: int = _NUM_EPISODES
 ) -> tuple[dict[str, Any], dict[AgentID, Any]]:
     """Lets some agents of a policy act on sampled observations, rewards and masks.
 

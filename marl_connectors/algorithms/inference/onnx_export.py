@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.version import library_version
 
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.inference.policy import Policy
+
 RUNNER = Path(onnx_policy.__file__)
 """The file that acts with an export, which is copied beside it."""
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -64,7 +67,7 @@ LOWEST_OPSET: Final = 13
 """The first version of ONNX's operators in which a program of the smallest default module can be written."""
 
 
-def export_onnx(policy: Any, path: str | Path, *, explore: bool, opset: int | None, check: bool) -> Path:
+def export_onnx(policy: Policy, path: str | Path, *, explore: bool, opset: int | None, check: bool) -> Path:
     """Writes a policy to a folder; see ``Policy.export_onnx``."""
     require_onnx()
     check_opset(opset)
@@ -90,7 +93,7 @@ def export_onnx(policy: Any, path: str | Path, *, explore: bool, opset: int | No
     return folder
 
 
-def check_programs(policy: Any, theirs: OnnxPolicy, programs: Mapping[str, Program], explore: bool) -> None:
+def check_programs(policy: Policy, theirs: OnnxPolicy, programs: Mapping[str, Program], explore: bool) -> None:
     """Compares an export with the policy.
 
     Where sampled actions, which differ, are remembered, only the first step can be compared.
@@ -148,7 +151,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _check_pieces(policy: Any) -> None:
+def _check_pieces(policy: Policy) -> None:
     """Checks that all pieces work on columns, and on those of each agent alone.
 
     Raises:
@@ -180,7 +183,7 @@ def _flat(pipeline: ConnectorPipelineV2) -> Iterator[ConnectorV2]:
 # Agents and programs.
 
 
-def make_programs(policy: Any, explore: bool) -> dict[str, Program]:
+def make_programs(policy: Policy, explore: bool) -> dict[str, Program]:
     """Returns the programs of a policy's modules by the names of their files.
 
     Raises:
@@ -262,7 +265,7 @@ class Program(nn.Module):
         output_specs: The outputs.
     """
 
-    def __init__(self, policy: Any, group: _Group, explore: bool):
+    def __init__(self, policy: Policy, group: _Group, explore: bool):
         super().__init__()
         self.rl_module: MultiRLModule = policy.rl_module
         self._members = nn.ModuleList(self.rl_module.values())
@@ -463,7 +466,7 @@ def _to_json(spec: TensorSpec) -> dict[str, Any]:
 
 
 def make_contract(
-    policy: Any, programs: dict[str, Program], files: list[dict[str, Any]], explore: bool
+    policy: Policy, programs: dict[str, Program], files: list[dict[str, Any]], explore: bool
 ) -> dict[str, Any]:
     """Returns the content of ``contract.json``, from the descriptions of the programs."""
     agents = [

@@ -9,6 +9,8 @@
     action = policy(observation, "agent_0")
 """
 
+# pyright: reportMissingParameterType=false
+
 from __future__ import annotations
 
 import hashlib

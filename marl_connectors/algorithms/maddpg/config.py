@@ -12,6 +12,10 @@ from marl_connectors.validators import boolean, integer, number, optional, secti
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
+    from marl_connectors.algorithms.maddpg.learner import MADDPG, MATD3
+    from marl_connectors.connectors.connector_v2 import ConnectorV2
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
 
 
 @section
@@ -73,6 +77,12 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
     _algo_class = "marl_connectors.algorithms.maddpg.learner:MADDPG"
     _own_rates = "actor_lr", "critic_lr"
     training = chain(MADDPGTraining)
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> MADDPG: ...
+        def build(self, env: Any = None) -> MADDPG: ...
+
     rollout_fragment_length = 100
 
     @property
@@ -80,7 +90,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         """False: the policies are deterministic."""
         return False
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns ``twin_q`` and the number of the critic's inputs."""
         return {"twin_q": self.twin_q, "critic_inputs": self.joint_inputs(setup, env_to_module).size}
 
@@ -106,7 +116,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         held = env_to_module.observation_space_in_episodes.spaces
         return JointInputs({a: (held[a], setup.agent_spaces(a)[1]) for a in setup.agent_ids})
 
-    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+    def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """Returns the piece that adds the observations and actions of all agents."""
         from marl_connectors.algorithms.maddpg.joint_inputs import AddJointInputsToTrainBatch
 
@@ -121,3 +131,8 @@ class MATD3Config(MADDPGConfig):
     target_noise = 0.2
 
     _algo_class = "marl_connectors.algorithms.maddpg.learner:MATD3"
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> MATD3: ...
+        def build(self, env: Any = None) -> MATD3: ...

@@ -13,10 +13,11 @@ from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.validators import one_of, section, setting
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.mappo.mappo import MAPPO
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.registry.spec import EnvSpec
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 
 @section
@@ -44,7 +45,12 @@ class MAPPOConfig(PPOConfig, MAPPOTraining):
     _algo_class = "marl_connectors.algorithms.mappo.mappo:MAPPO"
     training = chain(MAPPOTraining)
 
-    def get_default_rl_module_class(self) -> Any:
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> MAPPO: ...
+        def build(self, env: Any = None) -> MAPPO: ...
+
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Returns DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
         from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
 

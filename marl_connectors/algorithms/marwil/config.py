@@ -14,9 +14,11 @@ from marl_connectors.ops.schedule import Schedule
 from marl_connectors.validators import boolean, number, section, setting
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.marwil.marwil import MARWIL
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 
 @section
@@ -69,14 +71,19 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
     _algo_class = "marl_connectors.algorithms.marwil.marwil:MARWIL"
     training = chain(MARWILTraining)
 
-    def build_algo(self, env: Any = None) -> Algorithm:
+    if TYPE_CHECKING:
+
+        def build(self, env: Any = None) -> MARWIL: ...
+
+    def build_algo(self, env: Any = None) -> MARWIL:
         """Builds the algorithm with these settings, ready to ``train()``.
 
         Raises:
             ConfigError: If there are no recorded episodes to imitate.
         """
         self.check_input()
-        return super().build_algo(env)
+        algorithm: Any = super().build_algo(env)
+        return algorithm
 
     def check_input(self) -> None:
         """Checks that there are recorded episodes to imitate.
@@ -91,10 +98,6 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
                 f"algo.record(FOLDER), .offline_data(output=FOLDER) and marl-connectors record make such folders."
             )
 
-    def build(self, env: Any = None) -> Algorithm:
-        """Does the same as ``build_algo``."""
-        return self.build_algo(env)
-
     @property
     def learns_from_other_policies(self) -> bool:
         """True: it imitates the policies of recorded episodes."""
@@ -105,7 +108,7 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
         """What the recorded policies have computed, which says nothing about the modules that imitate them."""
         return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP
 
-    def get_default_rl_module_class(self) -> Any:
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Returns DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
@@ -117,7 +120,9 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
 
         return MARWILLearner
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Returns the spec unchanged, after a check that its action distribution covers the action space.
 
         Raises:

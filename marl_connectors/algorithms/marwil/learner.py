@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,10 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.marwil_loss import MARWILCoefficients, MARWILLoss, marwil_loss
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.marwil.config import MARWILConfig
+    from marl_connectors.rl_module.distributions.distribution import Distribution
 
 _TINY = 1e-8
 
@@ -47,7 +51,7 @@ class MARWILLearner(ActorCriticLearner):
         """Returns whether ``beta`` is above 0."""
         return config.beta > 0
 
-    def advantage_settings(self, config: Any) -> dict[str, Any]:
+    def advantage_settings(self, config: MARWILConfig) -> dict[str, Any]:
         """Returns a module's settings of value targets. Without GAE these are whole returns."""
         return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae else 1.0}
 
@@ -64,11 +68,11 @@ class MARWILLearner(ActorCriticLearner):
             return self._sqd_adv_norms[module_id]
         return self.config.get_config_for_module(module_id).moving_average_sqd_adv_norm_start
 
-    def stacking_key(self, config: Any) -> Hashable:
+    def stacking_key(self, config: MARWILConfig) -> Hashable:
         """Returns whether the losses have a critic and a bonus. All other settings are numbers that may differ."""
         return self.has_critic(config), config.bc_logstd_coeff > 0
 
-    def own_coefficients(self, module_id: ModuleID, config: Any) -> MARWILCoefficients:
+    def own_coefficients(self, module_id: ModuleID, config: MARWILConfig) -> MARWILCoefficients:
         """Returns the weights and clips of a module's loss now."""
         return MARWILCoefficients(
             beta=float(config.beta),
@@ -79,7 +83,7 @@ class MARWILLearner(ActorCriticLearner):
         )
 
     def rows_of(
-        self, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+        self, config: MARWILConfig, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
     ) -> MARWILRows:
         """Selects the rows of a minibatch that count."""
         return MARWILRows(
@@ -90,7 +94,9 @@ class MARWILLearner(ActorCriticLearner):
             weights=rows.weights,
         )
 
-    def loss_of_rows(self, dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
+    def loss_of_rows(
+        self, dist_cls: type[Distribution], coefficients: MARWILCoefficients, rows: MARWILRows
+    ) -> MARWILLoss:
         """Returns the terms of the loss."""
         return loss_of_rows(dist_cls, coefficients, rows)
 
@@ -158,7 +164,7 @@ class MARWILRows(NamedTuple):
     weights: Tensor | None
 
 
-def loss_of_rows(dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
+def loss_of_rows(dist_cls: type[Distribution], coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
     """Computes ``ops.marwil_loss`` from the outputs of modules.
 
     Args:

@@ -17,6 +17,9 @@ from marl_connectors.validators import Given, dict_of, section, setting, shown, 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.algorithms.mixed.mixed import Mixed
+    from marl_connectors.rl_module.rl_module import RLModule
+
 
 @section
 class AlgorithmSettings:
@@ -47,6 +50,12 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
     """
 
     _algo_class = "marl_connectors.algorithms.mixed.mixed:Mixed"
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> Mixed: ...
+        def build(self, env: Any = None) -> Mixed: ...
+
     algorithms = chain(AlgorithmSettings)
     reporting = chain(OffPolicyReporting)
 
@@ -74,11 +83,11 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
     def _listed(self) -> str:
         return ", ".join(map(repr, self.algorithm_configs)) or "none yet"
 
-    def configs_of_algorithms(self) -> dict[str, Any]:
+    def configs_of_algorithms(self) -> dict[str, AlgorithmConfig]:
         """Returns the complete config of each algorithm, by its pattern. It is the same object at each call."""
         return {pattern: self._complete(pattern) for pattern in self.algorithm_configs}
 
-    def _complete(self, pattern: str) -> Any:
+    def _complete(self, pattern: str) -> AlgorithmConfig:
         if pattern not in self._module_configs:
             config = self.algorithm_configs[pattern].copy()
             config.change(**self._settings_for(pattern))
@@ -98,7 +107,7 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
         found["algorithm_config_overrides_per_module"] = {m: o for m, o in overrides if self.algorithm_of(m) == pattern}
         return found
 
-    def get_config_for_module(self, module_id: ModuleID) -> Any:
+    def get_config_for_module(self, module_id: ModuleID) -> AlgorithmConfig:
         """Returns the complete config of a module's algorithm, with the module's overrides.
 
         Raises:
@@ -122,7 +131,7 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
         sizes = [config.train_batch_size_per_learner for config in on_policy]
         return max(sizes, default=self.min_sample_timesteps_per_iteration)
 
-    def get_default_rl_module_class(self) -> Any:
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Raises an error: each algorithm has its own default."""
         raise ConfigError(f"{type(self).__name__}: each algorithm has its own default RLModule.")
 
@@ -146,13 +155,13 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         kept = super()._checked(name, value, who)
+        if name == "algorithm_configs":
+            return {pattern: _checked_algorithm(pattern, config, who) for pattern, config in kept.items()}
         if name == "policies_to_train" and callable(kept) and reads_batches(kept):
             raise ConfigError(
                 f"{who}: policies_to_train: expected fn(module_id), because each algorithm has its own batches. Leave "
                 f"out the argument for the batch."
             )
-        if name == "algorithm_configs":
-            return {pattern: _checked_algorithm(pattern, config, who) for pattern, config in kept.items()}
         return kept
 
     def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
@@ -196,7 +205,7 @@ def _of_algorithms(who: str, setting: str) -> str:
     )
 
 
-def _checked_algorithm(pattern: str, config: Any, who: str) -> AlgorithmConfig:
+def _checked_algorithm(pattern: str, config: AlgorithmConfig, who: str) -> AlgorithmConfig:
     """Returns a copy of the config of an algorithm.
 
     Raises:

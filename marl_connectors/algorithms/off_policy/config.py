@@ -25,9 +25,12 @@ from marl_connectors.validators import (
 )
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.off_policy.replay_algorithm import ReplayAlgorithm
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
     from marl_connectors.replay_buffers.n_step import NStep
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 
 def _n_step() -> Validator:
@@ -126,7 +129,13 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
     training = chain(OffPolicyTraining)
     reporting = chain(OffPolicyReporting)
 
-    def get_default_rl_module_class(self) -> Any:
+    if TYPE_CHECKING:
+        algo_class: type[ReplayAlgorithm]
+
+        def build_algo(self, env: Any = None) -> ReplayAlgorithm: ...
+        def build(self, env: Any = None) -> ReplayAlgorithm: ...
+
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Returns the ``module_class`` of the algorithm."""
         return self.algo_class.module_class or super().get_default_rl_module_class()
 
@@ -134,7 +143,9 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
         """Returns the ``learner_class`` of the algorithm."""
         return self.algo_class.learner_class or super().get_default_learner_class()
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Adds ``model_settings`` to the settings of the default module.
 
         Raises:
@@ -147,7 +158,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
         check_action_bounds(self, completed, module_class, getattr(module_class, "action_distribution", UNBOUNDED))
         return completed
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns what the algorithm sets in the ``model_config`` of its default module; nothing unless overridden.
 
         Args:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ from marl_connectors.seeding import stream
 from marl_connectors.state import Count
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -189,7 +192,7 @@ class OffPolicyLearner(Learner):
             targets: What ``targets`` returned for them.
         """
 
-    def explore(self, module: Any, config: Any, timestep: float) -> None:
+    def explore(self, module: Any, config: OffPolicyConfig, timestep: float) -> None:
         """Sets what depends on time in how a module explores; does nothing unless overridden.
 
         Args:
@@ -207,11 +210,11 @@ class OffPolicyLearner(Learner):
 
     # The update.
 
-    def stacking_key(self, config: Any) -> Hashable:
+    def stacking_key(self, config: OffPolicyConfig) -> Hashable:
         """Returns the settings of the loss."""
         return tuple(getattr(config, name) for name in self.loss_settings)
 
-    def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
+    def configure_optimizers_for_module(self, module_id: ModuleID, config: OffPolicyConfig) -> None:
         """Registers Adam with the learning rates of the layers."""
         rates = {layer: getattr(config, setting) for layer, setting in self.rates.items()}
         self.optimizers.register_default(module_id, rates)
@@ -311,7 +314,7 @@ class OffPolicyLearner(Learner):
         return EpisodeReplayBuffer(capacity, extra_columns=[Columns.ACTION_MASK])
 
     def compute_loss_for_module(
-        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+        self, *, module_id: ModuleID, config: OffPolicyConfig, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
         """Returns the scalar loss of one module."""
         return self._loss(ReplayedRows(self, (module_id,), self.module[module_id], config, batch, fwd_out))

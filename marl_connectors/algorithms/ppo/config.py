@@ -12,9 +12,11 @@ from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, number, one_of, section, setting
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.ppo.ppo import PPO
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 
 @section
@@ -77,15 +79,12 @@ class PPOConfig(AlgorithmConfig, PPOTraining):
     _algo_class = "marl_connectors.algorithms.ppo.ppo:PPO"
     training = chain(PPOTraining)
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
+    if TYPE_CHECKING:
 
-    def build(self, env: Any = None) -> Algorithm:
-        """Does the same as ``build_algo``."""
-        return self.build_algo(env)
+        def build_algo(self, env: Any = None) -> PPO: ...
+        def build(self, env: Any = None) -> PPO: ...
 
-    def get_default_rl_module_class(self) -> Any:
+    def get_default_rl_module_class(self) -> type[RLModule]:
         """Returns DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
@@ -97,7 +96,9 @@ class PPOConfig(AlgorithmConfig, PPOTraining):
 
         return PPOLearner
 
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+    def complete_rl_module_spec(
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
+    ) -> RLModuleSpec:
         """Returns the spec unchanged, after a check that its action distribution covers the action space.
 
         Raises:

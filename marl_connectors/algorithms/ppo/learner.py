@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +15,10 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.ppo.config import PPOConfig
+    from marl_connectors.rl_module.distributions.distribution import Distribution
 
 
 class PPOLearnerState(LearnerState):
@@ -52,7 +56,7 @@ class PPOLearner(ActorCriticLearner):
         """Returns ``use_critic``."""
         return config.use_critic
 
-    def advantage_settings(self, config: Any) -> dict[str, Any]:
+    def advantage_settings(self, config: PPOConfig) -> dict[str, Any]:
         """Returns a module's settings of advantages. Without GAE or a critic its advantages are whole returns."""
         return {
             "gamma": config.gamma,
@@ -72,11 +76,11 @@ class PPOLearner(ActorCriticLearner):
         super().remove_module(module_id)
         self._kl_coeffs.pop(module_id, None)
 
-    def stacking_key(self, config: Any) -> Hashable:
+    def stacking_key(self, config: PPOConfig) -> Hashable:
         """Returns whether the losses have a critic and a KL penalty. All other settings are numbers that may differ."""
         return config.use_critic, config.use_kl_loss
 
-    def own_coefficients(self, module_id: ModuleID, config: Any) -> PPOCoefficients:
+    def own_coefficients(self, module_id: ModuleID, config: PPOConfig) -> PPOCoefficients:
         """Returns the weights and clips of a module's loss now."""
         is_huber = config.vf_loss == "huber"
         return PPOCoefficients(
@@ -89,12 +93,12 @@ class PPOLearner(ActorCriticLearner):
         )
 
     def rows_of(
-        self, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+        self, config: PPOConfig, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
     ) -> PPORows:
         """Selects the rows of a minibatch that count."""
         return PPORows.of(config, inputs, values, batch, rows)
 
-    def loss_of_rows(self, dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
+    def loss_of_rows(self, dist_cls: type[Distribution], coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
         """Returns the terms of the loss."""
         return loss_of_rows(dist_cls, coefficients, rows)
 
@@ -153,7 +157,7 @@ class PPORows(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+        cls, config: PPOConfig, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
     ) -> PPORows:
         """Selects the rows of a minibatch that count.
 
@@ -176,7 +180,7 @@ class PPORows(NamedTuple):
         )
 
 
-def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
+def loss_of_rows(dist_cls: type[Distribution], coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
     """Computes ``ops.ppo_loss`` from the outputs of modules.
 
     Args:

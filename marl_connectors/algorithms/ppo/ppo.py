@@ -18,6 +18,8 @@ LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY: Final = "vf_loss_unclipped"
 class PPO(Algorithm):
     """Proximal policy optimisation. ``PPOConfig().build_algo()`` makes an object of this class."""
 
+    config: PPOConfig
+
     @classmethod
     def get_default_config(cls) -> PPOConfig:
         """Returns a PPOConfig with all defaults."""

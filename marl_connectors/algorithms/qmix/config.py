@@ -10,6 +10,7 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.validators import integer, one_of, section, setting
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.qmix.learner import QMIX, VDN
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.registry.spec import EnvSpec
@@ -49,6 +50,11 @@ class QMIXConfig(DQNConfig, QMIXTraining):
 
     _algo_class = "marl_connectors.algorithms.qmix.learner:QMIX"
     training = chain(QMIXTraining)
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> QMIX: ...
+        def build(self, env: Any = None) -> QMIX: ...
 
     def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """Returns the piece that adds what the mixer knows; none for VDN."""
@@ -91,3 +97,8 @@ class VDNConfig(QMIXConfig):
     mixer = "vdn"
 
     _algo_class = "marl_connectors.algorithms.qmix.learner:VDN"
+
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> VDN: ...
+        def build(self, env: Any = None) -> VDN: ...

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, either, number, one_of, optional, section, setting
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.sac.learner import SAC
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.environments.registry.spec import EnvSpec
 
 _BY_MODEL_CONFIG = ("twin_q", "initial_alpha")
 
@@ -60,7 +65,12 @@ class SACConfig(OffPolicyConfig, SACTraining):
     _own_rates = "actor_lr", "critic_lr", "alpha_lr"
     training = chain(SACTraining)
 
-    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+    if TYPE_CHECKING:
+
+        def build_algo(self, env: Any = None) -> SAC: ...
+        def build(self, env: Any = None) -> SAC: ...
+
+    def model_settings(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> dict[str, Any]:
         """Returns ``twin_q`` and ``initial_alpha``."""
         return {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
 

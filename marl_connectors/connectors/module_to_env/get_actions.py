@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.rl_module.states import is_single
 from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 ACTION_NOISE = "action_noise"
 """Key in ``shared_data`` of the runner's ActionNoise, from which actions are sampled with the run's seed."""
@@ -104,7 +107,7 @@ class GetActions(ConnectorV2):
             c[Columns.ACTION_LOGP] = distribution.logp(c[Columns.ACTIONS])
 
     def bound_dist_cls(
-        self, rl_module: Any, module_ids: Sequence[ModuleID], action_space: Any, explore: bool, num_inputs: int
+        self, rl_module: Any, module_ids: Sequence[ModuleID], action_space: Space, explore: bool, num_inputs: int
     ) -> tuple[type[Distribution], bool] | None:
         """Returns the distribution class of modules that output ``[B, num_inputs]``, and whether logp is deferred.
 
@@ -124,7 +127,7 @@ class GetActions(ConnectorV2):
             return None
         return dist_cls, self.defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
 
-    def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Any, explore: bool | None) -> bool:
+    def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Space | None, explore: bool | None) -> bool:
         """Whether all modules with an action space have the same distribution class, also those that act later."""
         peers = {
             _dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == action_space
@@ -180,7 +183,7 @@ def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:
         )
 
 
-def samples(dist_cls: Any, explore: bool | None) -> bool:
+def samples(dist_cls: type[Distribution], explore: bool | None) -> bool:
     """Whether actions of a distribution class are sampled, and not the most likely ones."""
     return bool(explore) or getattr(dist_cls, "always_samples", False)
 

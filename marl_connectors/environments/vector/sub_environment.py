@@ -188,7 +188,7 @@ def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> 
 class InvalidDataCheck:
     """Finds observations that do not fit their space and rewards that are not finite, before they are stored."""
 
-    def __init__(self, observation_space: Any):
+    def __init__(self, observation_space: Space):
         """Creates the check.
 
         Args:
