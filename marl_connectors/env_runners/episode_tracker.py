@@ -393,6 +393,7 @@ class EpisodeTracker:
             if numbers is None:
                 group.rewind(group.acting_numbers, places)
             else:  # for agents that joined, the rollout may have been widened, which changes all positions
+                assert not isinstance(places, slice)
                 group.rewind(numbers, places * group.rollout.num_lanes + numbers)
         for env_index, agent_id in joined:
             lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
