@@ -1,4 +1,4 @@
-"""No module of the library imports itself by way of others, not even for type checkers or inside of functions."""
+"""No module of the library imports itself by way of others, not even inside of functions. Types may be named both ways."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def modules() -> dict[str, Path]:
 
 
 def imported_by(path: Path, known: dict[str, Path]) -> set[str]:
-    """The library's modules that a file names in its import statements, wherever these stand."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The library's modules that a file names in its import statements, except those for type checkers alone."""
+    found, tree = set(), ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
