@@ -1,4 +1,4 @@
-"""No module of the library imports itself by way of others, not even inside of functions. Types may be named both ways."""
+"""No module of the library imports itself by way of others, not even inside of functions. Types may name each other."""
 
 from __future__ import annotations
 
