@@ -86,11 +86,9 @@ def loss_and_gradients_of_rows(dist_cls: Any, coefficients: PPOCoefficients, row
         before = None if own["before"] is None else dist_cls.from_logits(own["before"])
         logp = now.logp(own["actions"])
         kl = None if before is None else before.kl(now)
-        entropy = now.entropy()
-        terms = ppo_loss(logp=logp, entropy=entropy, kl=kl, **given, **settings._asdict())
+        terms = ppo_loss(logp=logp, entropy=now.entropy(), kl=kl, **given, **settings._asdict())
         *of_rows, by_values = ppo_gradients(settings, logp=logp, **given)
-        of_rows = [np.asarray(x, logp.dtype)[..., None] for x in (entropy, *of_rows)]
-        by_inputs = gradient_of(now, before, rows.actions, *of_rows)
+        by_inputs = gradient_of(now, before, rows.actions, *(np.asarray(x, logp.dtype)[..., None] for x in of_rows))
     return TermsAndGradients(
         [np.asarray(term, logp.dtype) for term in terms],
         torch.from_numpy(by_inputs),
@@ -153,8 +151,8 @@ def ppo_gradients(
 def _gradient_of(dist_cls: Any, rows: PPORows) -> Callable[..., np.ndarray] | None:
     """Returns the function for a loss's gradient with respect to the inputs of distributions; None if there is none.
 
-    It gets the distributions now and before, the actions, the ``[..., 1]`` entropies, and the derivatives of the loss
-    with respect to the log-probabilities, entropies and KL divergences.
+    It gets the distributions now and before, the actions, and the ``[..., 1]`` derivatives of the loss with respect to
+    the log-probabilities, entropies and KL divergences.
     """
     inputs, actions = rows.inputs, rows.actions
     if is_unchanged(dist_cls, TorchCategorical, methods=_COMPUTED) and actions.shape == inputs.shape[:-1]:
@@ -172,10 +170,8 @@ _COMPUTED = frozenset(
 """The methods of distributions whose derivatives the following functions are."""
 
 
-def _of_categorical(
-    now: Any, before: Any, actions: Tensor, entropy: Any, of_logp: Any, of_entropy: Any, of_kl: Any
-) -> np.ndarray:
-    found = now.finite_log_probs + entropy
+def _of_categorical(now: Any, before: Any, actions: Tensor, of_logp: Any, of_entropy: Any, of_kl: Any) -> np.ndarray:
+    found = now.finite_log_probs + now.entropy()[..., None]
     found *= now.probs  # before other products, as it is 0 where they may be huge
     found *= of_entropy
     found += now.probs * (of_logp if before is None else of_logp - of_kl)
@@ -187,18 +183,14 @@ def _of_categorical(
     return found
 
 
-def _of_choices(now: Any, before: Any, actions: Tensor, entropy: Any, *of_terms: Any) -> np.ndarray:
-    del entropy  # the sum of those of all choices
+def _of_choices(now: Any, before: Any, actions: Tensor, *of_terms: Any) -> np.ndarray:
     chosen = actions.reshape(now.choices.logits.shape[:-1])
-    of_each = now.choices.entropy()[..., None], *(own[..., None] for own in of_terms)
-    found = _of_categorical(now.choices, None if before is None else before.choices, chosen, *of_each)
+    of_terms = tuple(own[..., None] for own in of_terms)
+    found = _of_categorical(now.choices, None if before is None else before.choices, chosen, *of_terms)
     return np.concatenate([found[..., i, :size] for i, size in enumerate(now.input_lens)], -1)
 
 
-def _of_gaussian(
-    now: Any, before: Any, actions: Tensor, entropy: Any, of_logp: Any, of_entropy: Any, of_kl: Any
-) -> np.ndarray:
-    del entropy
+def _of_gaussian(now: Any, before: Any, actions: Tensor, of_logp: Any, of_entropy: Any, of_kl: Any) -> np.ndarray:
     inverse = np.exp(-now.log_std)
     error = (actions.numpy().reshape(now.mean.shape) - now.mean) * inverse
     by_mean, by_log_std = error * of_logp, (error * error - 1) * of_logp + of_entropy

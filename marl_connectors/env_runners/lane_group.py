@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -475,6 +475,12 @@ class LaneGroup:
         ranks, returns, t_started = self.rank[numbers], self.earlier_return[numbers], self.t_started[numbers]
         kept_rows = self.lookback - self.first_row[numbers]
         lanes = [(lane.agent_id, lane.module_id, *lane.keep_id_and_data()) for lane in self.at(numbers)]
+        infos: list[dict[int, Any]] = [{} for _ in lanes]  # copies, as pieces and callbacks may change infos
+        for position, info in rollout.infos.items():
+            number = position % len(lanes)
+            row = position // len(lanes) - self.first_row.item(numbers.item(number))
+            if info and row >= 0:
+                infos[number][row] = storable(info)
         places = np.zeros(self.rollout.num_lanes, np.int64)
         places[self.acting_numbers] = np.arange(self.num_acting)
         acts = ~rollout.pending
@@ -483,18 +489,16 @@ class LaneGroup:
         places[self.order] = np.arange(len(self.order))
         observed = None if observed is None else take(observed, places[numbers])
 
-        def lane_states() -> Iterator[LaneState]:
-            own = zip(lanes, ranks.tolist(), returns.tolist(), t_started.tolist(), kept_rows.tolist(), strict=True)
-            for i, ((agent_id, module_id, id_, custom_data), place, earlier_return, t, kept) in enumerate(own):
-                positions = range(rollout.cursor.item(i) - kept * len(lanes), rollout.cursor.item(i) + 1, len(lanes))
-                known = enumerate(rollout.infos.get(position) for position in positions) if rollout.infos else ()
-                infos = {row: storable(info) for row, info in known if info}
-                yield LaneState(place, agent_id, module_id, id_, earlier_return, t, kept, infos, custom_data)
-
         def states() -> dict[int, LanesState]:
             env_indices, counts = np.unique(env_of, return_counts=True)
             ends = np.cumsum(counts)
-            every_lane = list(lane_states())
+            of_lanes = (ranks.tolist(), returns.tolist(), t_started.tolist(), kept_rows.tolist(), infos)
+            every_lane = [
+                LaneState(place, agent_id, module_id, id_, earlier_return, t, kept, own, custom_data)
+                for (agent_id, module_id, id_, custom_data), place, earlier_return, t, kept, own in zip(
+                    lanes, *of_lanes, strict=True
+                )
+            ]
             rollouts = rollout.get_states(np.arange(len(lanes)), counts.tolist())
             bounds = pairwise([0, *ends.tolist()])
             of_batch = pairwise([0, *np.cumsum(acts)[ends - 1].tolist()])

@@ -403,6 +403,9 @@ class MultiRLModule(RLModule):
 
     def keep_state(self) -> Callable[[], ModuleStates]:
         """Returns a function that returns what ``get_state`` would return now. To be called after ``bind_buckets``."""
+        if type(self).get_state is not MultiRLModule.get_state:  # it may return more
+            whole = self.get_state()
+            return lambda: whole
         several = [own for own in self.buckets if len(own.modules) > 1 and own.has_plain_states]
         stacked = [(own, own.parameters.clone()) for own in several if own.members & self.keys()]
         found = {module_id for bucket, _ in stacked for module_id in bucket.modules}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
@@ -19,12 +20,15 @@ from marl_connectors import (
     DQNConfig,
     MADDPGConfig,
     MixedConfig,
+    MultiRLModule,
+    MultiRLModuleSpec,
     PPOConfig,
     QMIXConfig,
     RLModuleSpec,
     SACConfig,
 )
 from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, EnvError
 
 FAULTS = ("interrupt", "error in an update", "interrupt of an update", "error in a result")
@@ -261,6 +265,77 @@ def test_what_a_learner_of_the_user_remembers_goes_back_too():
     with pytest.raises(ZeroDivisionError):
         algo.train()
     assert algo.learner.num_losses == before > 0
+    assert not differences(start, snapshot(algo))
+    algo.stop()
+
+
+class CountingModule(DefaultPPORLModule):
+    """A module of buckets that remembers something beside its parameters."""
+
+    stackable = True
+    num_saved = 7
+
+    def get_state(self):
+        return {**super().get_state(), "num_saved": torch.tensor(self.num_saved)}
+
+    def set_state(self, state):
+        self.num_saved = int(state["num_saved"])
+        super().set_state({name: value for name, value in state.items() if name != "num_saved"})
+
+
+class CountingModules(MultiRLModule):
+    """Remembers something beside its modules."""
+
+    num_saved = 7
+
+    def get_state(self):
+        return {**super().get_state(), "beside": {"num_saved": torch.tensor(self.num_saved)}}
+
+    def set_state(self, state):
+        self.num_saved = int(state["beside"]["num_saved"])
+        super().set_state({name: value for name, value in state.items() if name != "beside"})
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_modules_of_the_user_remember_goes_back_too(whole, monkeypatch):
+    config = small_config(LifeEnv).multi_agent(policies="independent")
+    own = RLModuleSpec(CountingModule)
+    spec = MultiRLModuleSpec(multi_rl_module_class=CountingModules) if whole else own
+    algo = config.rl_module(rl_module_spec=spec).build_algo()
+    owners = [algo.rl_module] if whole else list(algo.rl_module.values())
+    assert whole or any(len(bucket.modules) > 1 for bucket in algo.rl_module.buckets)
+
+    def failing(*args, **kwargs):
+        for owner in owners:
+            owner.num_saved = 9
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(algo.callbacks, "call", failing)
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert {owner.num_saved for owner in owners} == {7}
+    algo.stop()
+
+
+class ChangesInfos(Callbacks):
+    """Changes the infos before the newest ones in place, and fails then."""
+
+    fails = False
+
+    def on_episode_step(self, *, episode, **kwargs):
+        if ChangesInfos.fails:
+            for own in episode.agent_episodes.values():
+                own.get_infos(-2)["changed"] = 9
+            raise ZeroDivisionError
+
+
+def test_infos_that_a_failed_iteration_has_changed_come_back(monkeypatch):
+    algo = small_config(LifeEnv, env_config={"max_steps": 100}).callbacks(ChangesInfos).build_algo()
+    algo.train()
+    start = snapshot(algo)
+    monkeypatch.setattr(ChangesInfos, "fails", True)
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
     assert not differences(start, snapshot(algo))
     algo.stop()
 

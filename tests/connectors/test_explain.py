@@ -92,6 +92,22 @@ def test_the_default_pipeline_by_hand():
     assert explanation.seconds == pytest.approx(sum(piece.seconds for piece in explanation))
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_table_fits_a_narrow_terminal_and_has_every_column(monkeypatch, width):
+    explanation = env_to_module_pipeline(multi_agent=True).explain(**acting())
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = str(explanation).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == [
+        "columns",
+        *(f"{mark}{name}" for piece in explanation.pieces for mark, own in _marked(piece) for name in own),
+    ]
+
+
+def _marked(piece):
+    return ("+", piece.added), ("~", piece.changed), ("-", piece.removed), (">", piece.written)
+
+
 def test_what_is_added_changed_in_place_and_removed():
     pipeline = env_to_module_pipeline([AddsExtra()], multi_agent=True)
     pipeline.insert_after("AddObservationsFromEpisodesToBatch", Doubles())

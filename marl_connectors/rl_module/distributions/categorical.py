@@ -77,6 +77,10 @@ class TorchCategorical(Distribution):
         return pick(self.log_probs, value)
 
     def entropy(self) -> Any:
+        return self._entropy
+
+    @cached_property
+    def _entropy(self) -> Any:
         return -(self.probs * self.finite_log_probs).sum(-1)
 
     def kl(self, other: TorchCategorical) -> Any:

@@ -433,3 +433,9 @@ def test_frames_before_an_algorithm_with_a_replay_buffer_are_refused_when_the_ru
     config.env_runners(env_to_module_connector=lambda env: FrameStacking(num_frames=2))
     with pytest.raises(ConfigError, match=r"(?s)DQNConfig.*FrameStacking"):
         config.build_algo()
+
+
+def test_a_minibatch_that_is_too_large_is_named_with_the_batch_of_its_own_algorithm():
+    config = mixed({"a": ppo(train_batch_size_per_learner=13), "*": dqn()}).multi_agent(count_steps_by="agent_steps")
+    with pytest.raises(ConfigError, match=r"(?s)minibatch_size=16.*'a'.*train_batch_size_per_learner=13"):
+        config.build_algo()
