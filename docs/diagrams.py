@@ -80,44 +80,65 @@ class Drawing:
         return "\n".join([*self._parts, "</svg>", ""])
 
 
+Stage = tuple[str, str, list[str], str]
+"""A box of a flow: its colour, title and lines, and the label of the arrow that leaves it."""
+
+
+def flow(title: str, stages: list[Stage], last_line: str) -> Drawing:
+    """Draws stages below one another, and a line of text at the end."""
+    heights = [16 + 17 * (len(lines) + 1) for _, _, lines, _ in stages]
+    d = Drawing(sum(heights) + 30 * len(stages) + 40, title)
+    y = 16
+    for i, ((colour, name, lines, label), height) in enumerate(zip(stages, heights, strict=True)):
+        d.box(30, y, 340, height, colour, name, lines)
+        y += height
+        if i < len(stages) - 1:
+            d.arrow((80, y), (80, y + 30), label=label)
+            y += 30
+    d.text(WIDTH / 2, y + 28, last_line, anchor="middle", size=12, colour=GREY)
+    return d
+
+
 def acting() -> Drawing:
     """From observations to actions, with the shapes of 8 copies of an environment with 3 agents."""
-    d = Drawing(
-        520, "How observations become actions: environments, env-to-module pipeline, modules, module-to-env pipeline"
-    )
-    d.box(30, 16, 340, 50, GREEN, "8 copies of an environment", ["{agent: observation} of 3 agents each"])
-    d.arrow((80, 66), (80, 96), label="8 × 3 observations of 18 numbers")
-    d.box(30, 96, 340, 50, PALE, "episodes", ["keep all that happens; pieces read and write them"])
-    d.arrow((80, 146), (80, 176), label="24 rows")
-    d.box(30, 176, 340, 50, BLUE, "env-to-module pipeline", ["your pieces, then observations, module ids, tensors"])
-    d.arrow((80, 226), (80, 256), label="{obs: [24, 18]} for each module")
-    d.box(30, 256, 340, 50, ORANGE, "MultiRLModule", ["each module computes the rows of its agents"])
-    d.arrow((80, 306), (80, 336), label="{action_dist_inputs: [24, 5]}")
-    d.box(30, 336, 340, 50, BLUE, "module-to-env pipeline", ["draws actions; your pieces; back to agents"])
-    d.arrow((80, 386), (80, 416), label="24 actions")
-    d.box(30, 416, 340, 50, GREEN, "8 copies of an environment", ["step({agent: action}), then from the top again"])
-    d.text(200, 494, "Actions and module outputs are kept in the episodes, too.", anchor="middle", size=12, colour=GREY)
-    return d
+    stages: list[Stage] = [
+        (
+            GREEN,
+            "8 copies of an environment",
+            ["{agent: observation} of 3 agents each"],
+            "8 × 3 observations of 18 numbers",
+        ),
+        (PALE, "episodes", ["keep all that happens; pieces read and write them"], "24 rows"),
+        (
+            BLUE,
+            "env-to-module pipeline",
+            ["your pieces, then observations, module ids, tensors"],
+            "{obs: [24, 18]} for each module",
+        ),
+        (ORANGE, "MultiRLModule", ["each module computes the rows of its agents"], "{action_dist_inputs: [24, 5]}"),
+        (BLUE, "module-to-env pipeline", ["draws actions; your pieces; back to agents"], "24 actions"),
+        (GREEN, "8 copies of an environment", ["step({agent: action}), then from the top again"], ""),
+    ]
+    title = "How observations become actions: environments, env-to-module pipeline, modules, module-to-env pipeline"
+    return flow(title, stages, "Actions and module outputs are kept in the episodes, too.")
 
 
 def learning() -> Drawing:
     """From episodes to new parameters."""
-    d = Drawing(474, "How episodes become new parameters: learner pipeline, train batch, minibatches, loss, gradients")
-    d.box(30, 16, 340, 50, PALE, "episodes", ["whole ones, or chunks of ongoing ones"])
-    d.arrow((80, 66), (80, 96), label="any number of agents and steps")
-    d.box(30, 96, 340, 84, BLUE, "learner pipeline", [
+    rows = [
         "your pieces, then a row for each agent step:",
         "obs, actions, rewards, ends, log-probabilities,",
         "sorted by module; advantages and value targets",
-    ])  # fmt: skip
-    d.arrow((80, 180), (80, 210), label="{obs: [B, 18], advantages: [B], …}")
-    d.box(30, 210, 340, 50, PALE, "minibatches", ["shuffled rows, num_epochs times"])
-    d.arrow((80, 260), (80, 290))
-    d.box(30, 290, 340, 50, ORANGE, "forward_train and the loss", ["alike modules at once, as one batched network"])
-    d.arrow((80, 340), (80, 370), label="gradients, clipped")
-    d.box(30, 370, 340, 50, PURPLE, "optimizers", ["Adam, or yours, for each module"])
-    d.text(200, 448, "The new parameters act in the next sample.", anchor="middle", size=12, colour=GREY)
-    return d
+    ]
+    stages: list[Stage] = [
+        (PALE, "episodes", ["whole ones, or chunks of ongoing ones"], "any number of agents and steps"),
+        (BLUE, "learner pipeline", rows, "{obs: [B, 18], advantages: [B], …}"),
+        (PALE, "minibatches", ["shuffled rows, num_epochs times"], ""),
+        (ORANGE, "forward_train and the loss", ["alike modules at once, as one batched network"], "gradients, clipped"),
+        (PURPLE, "optimizers", ["Adam, or yours, for each module"], ""),
+    ]
+    title = "How episodes become new parameters: learner pipeline, train batch, minibatches, loss, gradients"
+    return flow(title, stages, "The new parameters act in the next sample.")
 
 
 def lanes() -> Drawing:

@@ -32,6 +32,7 @@ BOOSTS = {
     "configuration.md": 3,
     "ppo.md": 3,
     "suites.md": 2,
+    "env_to_module.md": 2,
 }
 """How much more a page counts in searches than others. Examples, decisions, changes and benchmarks count less."""
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
